@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exchange core decides in each run of the swarm, as text that revisions can compare.
+"""The exchange core's decisions in each run of the swarm, as text for comparison of revisions.
 
     python -m tests.chaos.action_traces record FILE --seeds 0-999
     python -m tests.chaos.action_traces compare FILE
     python -m tests.chaos.action_traces show 17 > after.txt
 
-A trace is one line for each action of each host: the time, the host, and the action with all that
-it says.  ``record`` writes one line for each seed: the digest of its trace and what the run came to
-(:class:`Outcome`).  A change that moves code leaves all digests as they are.  A change of the rules
-alters digests; then ``compare`` prints how the outcomes of all seeds together differ, and ``show``
-at both revisions, compared with ``diff``, gives the first decision that is another.
+A trace has one line for each action of each host: the time, the host, and the action's fields.
+``record`` writes one line for each seed: the digest of its trace and its :class:`Outcome`.  A
+change that only moves code keeps all digests.  A change of the rules alters them; then ``compare``
+prints how the outcomes of all seeds together differ, and ``show`` at both revisions, compared with
+``diff``, gives the first different decision.
 """
 
 import argparse
@@ -35,14 +35,14 @@ SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run came to.
+    """The outcome of a run.
 
     :param actions: of all hosts
     :param asked: requests for a chunk to another host
-    :param given: chunks that hosts gave others
-    :param read: chunks that hosts wanted of the source
+    :param given: chunks that hosts sent to others
+    :param read: chunks that hosts requested from the source
     :param stored: chunks put into a cache
-    :param ended_s: when the last read was answered and nothing was under way any more
+    :param ended_s: when the last read was answered and no transfer was in flight
     """
 
     actions: int
@@ -57,13 +57,13 @@ class Outcome:
 
     @classmethod
     def parse(cls, words: list[str]) -> "Outcome":
-        """Return what was written as text."""
+        """Parse an outcome from text."""
         *counts, ended_s = words
         return cls(*map(int, counts), float(ended_s))
 
 
 def text_of(value: Any) -> str:
-    """Return what an action says; equal text in each process."""
+    """Return an action as text, equal in each process."""
     if isinstance(value, transfer.Attempt):
         parts = value.mode, value.priority
         chunks = zip(value.numbers, value.refs, strict=True)
@@ -93,7 +93,7 @@ def text_of(value: Any) -> str:
 
 
 def _told(value: Any) -> str:
-    """Return what a host tells: chunks that are segments by their names alone."""
+    """Return a host's advertisement: chunks of segments by their names alone."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         value = tuple(
             [one[0] if isinstance(one, tuple) and one[1:] == (1,) else one for one in value]
@@ -102,7 +102,7 @@ def _told(value: Any) -> str:
 
 
 def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseException | None]:
-    """Play a seed; ``say`` is given the lines of its trace."""
+    """Play a seed; pass the lines of its trace to ``say``."""
     counts = dict.fromkeys(("actions", "asked", "given", "read", "stored"), 0)
     do = transfer_hosts.Host.run_actions
 
@@ -131,7 +131,7 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
 
 
 def digest(seed: int) -> tuple[str, Outcome]:
-    """Return the digest of a seed's trace, and what the run came to."""
+    """Return the digest of a seed's trace, and the run's outcome."""
     made = hashlib.blake2b(digest_size=DIGEST_BYTES)
     outcome, error = play(seed, lambda line: made.update(line.encode()))
     if error is not None:
@@ -140,7 +140,7 @@ def digest(seed: int) -> tuple[str, Outcome]:
 
 
 def read(path: pathlib.Path) -> Iterator[tuple[int, str, Outcome]]:
-    """Read what was recorded: seeds, digests and outcomes."""
+    """Read a record: seeds, digests and outcomes."""
     for line in path.read_text().splitlines():
         seed, made, *words = line.split()
         yield int(seed), made, Outcome.parse(words)
@@ -155,7 +155,7 @@ def record(path: pathlib.Path, seeds: range) -> None:
 
 
 def compare(path: pathlib.Path) -> bool:
-    """Play what was recorded once more; print what is another, and say whether nothing is."""
+    """Play the recorded seeds again; print differences, and return whether there are none."""
     others, before, after = list[int](), list[Outcome](), list[Outcome]()
     for seed, recorded, outcome in read(path):
         made, found = digest(seed)

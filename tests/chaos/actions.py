@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of a plan do to a cloud, and how it is taken back.
+"""Actions of a plan's steps on a cloud, and their reversal.
 
-Each action finds the cloud in any state, and may find that there is nothing for it to do.
-What it begins it gives back as a function that undoes it, whatever has happened meanwhile.
+Each action finds the cloud in any state, and may have nothing to do.  It returns a function that
+undoes it under any circumstances.
+
 """
 
 import contextlib
@@ -31,7 +32,7 @@ ROT_BYTES = 64
 CLOCK_OFF_S = {"minutes": 3600.0, "days": 40 * 86400.0, "years": 25 * 365 * 86400.0}
 """No clock is set further from the right time, ahead or behind; some years are beyond 2038."""
 SPARE_READ_S = 300.0
-"""The spare image is read in so long, whatever breaks meanwhile."""
+"""Limit for a read of the spare image, under any faults."""
 OTHER_VARIANTS = (
     ("", variants.Variant.CACHE_LFU, variants.Variant.CACHE_FIFO),
     ("", variants.Variant.NO_READ_AHEAD, variants.Variant.READ_AHEAD_BY_UNITS),
@@ -47,15 +48,15 @@ OTHER_VARIANTS = (
     ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),
 )
-"""What an upgrade may change; all of it may differ among the hosts of a cloud."""
+"""Options that an upgrade may change; all may differ among the hosts of a cloud."""
 
 
 class NothingToDoError(Exception):
-    """A step finds nothing to do, as when a host has no worker that it could stop."""
+    """A step has nothing to do, as when a host has no worker to stop."""
 
 
 class World(Protocol):
-    """What actions are done to."""
+    """The target of actions."""
 
     hosts: dict[str, chaos_hosts.Host]
     source: hostile_source.HostileSource
@@ -68,28 +69,28 @@ class World(Protocol):
     next_tree: pathlib.Path
 
     def write_ring(self, vnodes: dict[str, int]) -> None:
-        """Put a v-node table in force."""
+        """Publish a ring table."""
 
     def replace_reader(self, host: str, number: int) -> None:
         """Kill a reader, which must end, and start another one."""
 
     def found(self, what: str) -> None:
-        """Note that a promise was broken."""
+        """Record a broken guarantee."""
 
 
 Action = Callable[[World, plan.Step, random.Random], Undo | None]
 
 
 def begin(world: World, step: plan.Step) -> Undo:
-    """Do a step; return what undoes it.
+    """Do a step; return the function that undoes it.
 
-    :raises NothingToDoError: there is nothing for it to do
+    :raises NothingToDoError: it has nothing to do
     """
     return ACTIONS[step.name](world, step, random.Random(step.seed)) or _nothing
 
 
 def _nothing() -> None:
-    """Undo what is over already."""
+    """Undo an action that is over already."""
 
 
 # Processes
@@ -116,7 +117,7 @@ def _frozen(pid: int) -> Undo:
         os.kill(pid, signal.SIGSTOP)
 
     def thaw() -> None:
-        if since is not None and runs.start_ticks(pid) == since:  # another may have its number
+        if since is not None and runs.start_ticks(pid) == since:  # the pid may have been reused
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
@@ -142,7 +143,7 @@ def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
         case "other options":
             chosen = filter(None, map(rng.choice, OTHER_VARIANTS))
             host.configure({"variants": ",".join(chosen)})
-        case "other version":  # there, and the next time back
+        case "other version":  # to the other version, and the next time back
             host.tree = None if host.tree else world.next_tree
     return host.start
 
@@ -150,7 +151,7 @@ def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
 def _start_read_only(world: World, step: plan.Step, _: random.Random) -> Undo:
     host = world.hosts[step.host]
     host.end_supervisor(signal.SIGTERM)
-    with contextlib.suppress(errors.Unusable):  # somebody writes there: it starts as ever
+    with contextlib.suppress(errors.Unusable):  # busy log: it starts as ever
         host.remount("ro")
     host.start()
     return lambda: host.remount("rw")
@@ -278,12 +279,12 @@ def _attach_and_drop(world: World, step: plan.Step, _: random.Random) -> Undo:
 
 
 def read_wrong(argv: Sequence[str], wanted: bytes, limit_s: float) -> str:
-    """Have a program read; return what is wrong with what it printed, empty if nothing is."""
+    """Let a program read; return the error in its output, or ""."""
     done = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         said, why = done.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        done.kill()  # it is not waited for: it may hang in the kernel
+        done.kill()  # without a wait: it may hang in the kernel
         return f"it did not end in {limit_s:g} s"
     if done.returncode:
         return why.decode()
@@ -291,7 +292,7 @@ def read_wrong(argv: Sequence[str], wanted: bytes, limit_s: float) -> str:
 
 
 def _aside(world: World, work: Callable[[], object]) -> Undo:
-    """Do what may take long in a thread; that the agent refuses it, or is away, is no finding."""
+    """Run slow work in a thread; an agent that refuses it, or is away, is no finding."""
 
     def run() -> None:
         with contextlib.suppress(errors.AcstorError, OSError, ValueError, TimeoutError):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hosts of a chaos run: real agents, each with a service manager and a disk of its own.
 
-Other hosts reach each of them through a relay, which can be made bad.
+Other hosts reach each of them through a relay that can be impaired.
 
-The process of the run itself never touches a mount, or it waits with the readers.
+The process of the run itself never touches a mount: it could block there like the readers.
 """
 
 import configparser
@@ -64,11 +64,11 @@ class Host:
         self.log_path = folder / "agent.log"
         self.clock = clock
         self.tree: pathlib.Path | None = None
-        """Where the agent's code is from its next start on, if it is not this one."""
+        """Folder of the agent's code from its next start on, if it is not this one."""
         self.starts_of_next = 0
-        """Starts of the agent that had other code."""
+        """Starts of the agent with other code."""
         self.ended_by_us = 0
-        """Workers that the run has ended."""
+        """Workers ended by the run."""
         self._changes = {name: dict(options) for name, options in changes.items()}
         self._config_file = hosts.configure(folder, changes)
         self._process: subprocess.Popen[bytes] | None = None
@@ -77,7 +77,7 @@ class Host:
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
-        """Have the disk, the service manager and the agent until the block ends."""
+        """Run the disk, the service manager and the agent until the block ends."""
         self.disk.mkdir()
         runs.tool(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", self.disk])
         try:
@@ -101,7 +101,7 @@ class Host:
                 self._keeper.listen("nothing that is ever told", 0.2)
 
     def _end(self) -> None:
-        """End the agent, in good order if it can be; nothing stays mounted."""
+        """Stop the agent, gracefully if possible; unmount all."""
         hosts.kill(self.worker_pid(), self._pid)
         if self._process is not None:
             self._process.wait(END_S)
@@ -113,7 +113,8 @@ class Host:
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Write the configuration, with other options of the agent from now on.
 
-        The mount point is not looked at: nobody may be there to answer.
+        It does not access the mount point, which may have no agent.
+
         """
         self._changes["acstor_agent"].update(changes)
         fixed = {
@@ -137,11 +138,11 @@ class Host:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a supervisor."""
+        """Whether the supervisor runs."""
         return self._pid is not None
 
     def worker_pid(self) -> int | None:
-        """Return the pid of the worker that serves now; None between two workers."""
+        """Return the pid of the present worker; None between two workers."""
         with contextlib.suppress(OSError):
             children = pathlib.Path(f"/proc/{self._pid}/task/{self._pid}/children")
             pids = children.read_text().split()
@@ -149,7 +150,7 @@ class Host:
         return None
 
     def start(self) -> None:
-        """Start the agent, which takes back its mount; wait until it serves."""
+        """Start the agent, which takes over its mount; wait until it serves."""
         told = len(self._keeper.told)
         argv = ["setpriv", "--pdeathsig", "KILL", *tuned.argv("acstor_agent.cmd.agent", CONSTANTS)]
         self.starts_of_next += self.tree is not None
@@ -172,7 +173,7 @@ class Host:
                 os.kill(pid, number)
 
     def end_supervisor(self, number: signal.Signals, with_worker: bool = False) -> None:
-        """End the supervisor; its worker dies with it, the manager has the mount."""
+        """End the supervisor; its worker dies with it, the manager keeps the mount."""
         pids = [self._pid, self.worker_pid() if with_worker else None]
         for pid in pids:
             if pid:
@@ -181,44 +182,44 @@ class Host:
         if self._process is not None:
             self._process.wait(END_S)
 
-    # Talk
+    # Requests
 
     def ask(self, op: str, **fields: object) -> Any:
         """Make a request on the control socket; see :func:`agents.request`."""
         return agents.request(self.control_socket, op, **fields)
 
     def image_path(self, image_id: str) -> pathlib.Path:
-        """Return the file under which the agent shows an image."""
+        """Return the path under which the agent shows an image."""
         return self.mount_point / "images" / f"{image_id}.raw"
 
     def log(self) -> str:
-        """Return what the agent has logged so far."""
+        """Return the agent's log."""
         return self.log_path.read_text(errors="replace")
 
     def is_serving(self) -> bool:
-        """Say whether the agent answers."""
+        """Return whether the agent responds."""
         try:
             self.ask("status")
-        except Exception:  # nobody is there, or its answer was cut short: it does not
+        except Exception:  # no agent, or a truncated response
             return False
         return True
 
     # Faults
 
     def limit_files(self, limit_bytes: int = resource.RLIM_INFINITY) -> None:
-        """Let the worker's files take no bytes beyond a limit."""
+        """Limit the size of the worker's files."""
         if pid := self.worker_pid():
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
     def fill_disk(self) -> None:
-        """Leave no room on the disk."""
+        """Fill the disk."""
         with contextlib.suppress(OSError), (self.disk / "others").open("wb") as file:
             while True:
                 file.write(bytes(MIB))
 
     def clear_disk(self) -> None:
-        """Make room again."""
+        """Free the space again."""
         with contextlib.suppress(OSError):
             (self.disk / "others").unlink(missing_ok=True)
 
@@ -231,7 +232,7 @@ class Host:
         return sorted(self.cache_dir.glob("slab-*.acslab"))
 
     def use(self) -> dict[str, int]:
-        """Return what the worker takes: memory (bytes), threads, descriptors."""
+        """Return the worker's resource use: memory (bytes), threads, descriptors."""
         pid = self.worker_pid()
         status = pathlib.Path(f"/proc/{pid}/status").read_text()
         found = {name: int(value) for name, value in _EXTRA_FIELD.findall(status)}
@@ -240,7 +241,7 @@ class Host:
 
 
 def wait_serving(host: Host, deadline_s: float) -> bool:
-    """Wait until an agent answers; say whether it does."""
+    """Wait until an agent responds; return whether it does."""
     ends_s = time.monotonic() + deadline_s
     while not host.is_serving():
         if time.monotonic() > ends_s:

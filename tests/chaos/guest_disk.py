@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small disk whose guest boots by GRUB and then reads that disk for ever, and says what it read.
+"""A small disk whose guest boots by GRUB, then reads that disk endlessly and prints checksums.
 
-Kernel and initramfs are those of the lab's guest (``tests.lab.guest_image``), to which a busybox
-and an init of its own are added.  The guest never writes: what it reads is what its image is.  For
-each part it prints a line with a checksum, and nothing else is believed about it.
+Kernel and initramfs are those of the lab's guest (``tests.lab.guest_image``), with a busybox and an
+init added.  The guest never writes, so it reads its image's bytes.  For each part it prints a line
+with a checksum, the only evidence of its reads.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ MIB = guest_image.MIB
 SIZE_BYTES = 40 * MIB
 PART_BYTES = MIB
 PAYLOAD_BYTES = 10 * MIB
-"""Beside kernel and initramfs, which have 20 MiB: bytes that do not compress."""
+"""Beside kernel and initramfs, which have 20 MiB: incompressible bytes."""
 BUSYBOX = pathlib.Path("/bin/busybox")
 MARKER = "ACSTOR-READ"
 FAULT = "ACSTOR-FAULT"
 
-# O_DIRECT: past the guest's own page cache.  What dd says of an error goes to the console.
+# O_DIRECT: past the guest's own page cache.  dd's errors go to the console.
 INIT = f"""\
 #!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev
@@ -87,7 +87,7 @@ def make(image: guest_image.GuestImage, folder: pathlib.Path, seed: int) -> path
 
 
 def _take_kernel(raw: pathlib.Path, root: pathlib.Path) -> None:
-    """Copy kernel and initramfs out of the lab's guest, whose disk is mounted by nobody."""
+    """Copy kernel and initramfs out of the lab's guest without a mount of its disk."""
     disk = f"{raw}?offset={guest_image.PARTITION_OFFSET_BYTES}"
     names = runs.tool(["debugfs", "-R", "ls -p /boot", disk])
     for name, wanted in (("vmlinuz", "vmlinuz-[^/]+"), ("initrd", "initrd.img-[^/]+")):
@@ -98,7 +98,7 @@ def _take_kernel(raw: pathlib.Path, root: pathlib.Path) -> None:
 
 
 def _own_initramfs(folder: pathlib.Path) -> bytes:
-    """Return what is added to the initramfs; of two files of a name the kernel takes the later."""
+    """Return an addition to the initramfs; of two equal names the kernel uses the later file."""
     own = folder / "own"
     (own / "bin").mkdir(parents=True)
     (own / "tmp").mkdir()
@@ -112,6 +112,6 @@ def _own_initramfs(folder: pathlib.Path) -> bytes:
 
 
 def sums(disk: bytes) -> list[str]:
-    """Return what the guest must print for each part of a disk."""
+    """Return the lines that the guest must print for each part of a disk."""
     parts = (disk[at : at + PART_BYTES] for at in range(0, len(disk), PART_BYTES))
     return [hashlib.sha256(part).hexdigest() for part in parts]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest of a chaos run, seen as one more reader: QEMU boots from a mirror and reads its disk.
+"""A guest of a chaos run as one more reader: QEMU boots from a mirror and reads its disk.
 
-What it reads is judged by what it prints (``guest_disk``): each part of its disk has the right
-checksum.  QEMU pauses a guest whose read fails, so its monitor is asked, too.
+Its printed checksums (``guest_disk``) show whether it reads right bytes.  QEMU pauses a guest whose
+read fails, so its monitor is polled, too.
 
-Nothing here waits for QEMU, which may hang in the kernel as any reader may.
+This module never waits for QEMU, which may hang in the kernel like any reader.
 """
 
 import contextlib
@@ -25,21 +25,21 @@ from tests.lab import local
 MEMORY_MIB = 128
 ASK_EVERY_S = 2.0
 BOOT_S = 60.0
-"""So much longer than a read of others may a boot be silent."""
+"""Additional silence of a boot, compared with a read of others."""
 READ_S = 30.0
-"""So much longer may one part be: it is many reads, each of which may have waited."""
+"""Additional time of one part: it is many reads, each of which may have waited."""
 LOOK_S = 1.0
 BUSY_SHARE = 0.1
-"""A guest that wants so much of a processor, over so long, does not wait for its disk."""
+"""A guest with this processor share, over a longer time, does not wait for its disk."""
 BUSY_S = 240.0
-"""But who for so long says nothing and gets nothing of its disk is not believed: a BIOS that waits
-for the disk computes all the time."""
+"""After so long without output and without bytes of its disk a busy guest counts as waiting: a BIOS
+that waits for the disk computes all the time."""
 FAULTS = re.compile(rf"{guest_disk.FAULT}|I/O error|Kernel panic|^error: ")
-"""In lines of the console that a guest which lacks nothing never writes."""
+"""Patterns of console lines that a healthy guest never prints."""
 
 
 class Console:
-    """Judges what a guest prints.
+    """Judges a guest's output.
 
     :param truth: the checksum of each part of its disk
     """
@@ -51,20 +51,20 @@ class Console:
         self._rest = ""
 
     def hear(self, data: bytes) -> None:
-        """Take what came; a line is judged when it is whole."""
+        """Process new output; judge each complete line."""
         text = self._rest + data.decode(errors="replace").replace("\r", "")
         lines, _, self._rest = text.rpartition("\n")
         for line in lines.splitlines():
             self._judge(line)
 
     def note(self, what: str) -> None:
-        """Note that something is wrong."""
+        """Record a fault."""
         if len(self.found) < readers.FOUND_AT_MOST:
             self.found.append(what)
 
     @property
     def next_part(self) -> int:
-        """What it reads now."""
+        """The part that it reads now."""
         return self.reads % len(self._truth)
 
     def _judge(self, line: str) -> None:
@@ -82,9 +82,9 @@ class Console:
 
 
 class Business:
-    """Whether a process computes, or would if there were a processor for it.
+    """Whether a process computes, or would on a free processor.
 
-    :param limit_s: who is busy for longer is not believed
+    :param limit_s: longest time that counts as busy
     """
 
     def __init__(self, pid: int, limit_s: float = BUSY_S) -> None:
@@ -94,7 +94,7 @@ class Business:
         self._last_wanted_s = 0.0
 
     def look(self) -> bool:
-        """Say whether it was busy since the last look, and not for too long."""
+        """Return whether it was busy since the last look, and not for too long."""
         now_s = time.monotonic()
         passed_s = now_s - self._last_s
         if passed_s < LOOK_S:
@@ -109,19 +109,19 @@ class Business:
         return more_s > BUSY_SHARE * passed_s and now_s - self._spoke_s < self._limit_s
 
     def spoke(self) -> None:
-        """Note that it gets on with what it does."""
+        """Record progress."""
         self._spoke_s = time.monotonic()
 
 
 class _ThisHost(local.LocalHost):
-    """This machine; what is started here does not outlive the run."""
+    """This machine; no process started here outlives the run."""
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         return ["setpriv", "--pdeathsig", "KILL", *super()._inside(argv)]
 
 
 class Guest:
-    """One guest, with the face of :class:`readers.Reader`."""
+    """One guest, with the interface of :class:`readers.Reader`."""
 
     way = "guest"
 
@@ -129,8 +129,8 @@ class Guest:
         """Start it.
 
         :param truth: the checksum of each part of its disk
-        :param mirror: what it boots from
-        :param own: where its files begin
+        :param mirror: its boot disk
+        :param own: prefix of its files
         """
         self.name = f"guest {own.name} on {mirror}"
         self.console_path = own.with_suffix(".guest") / "console.log"
@@ -147,12 +147,12 @@ class Guest:
 
     @property
     def extra_s(self) -> float:
-        """How much longer than a read of others one of its may take."""
+        """Additional time of one of its reads, compared with a read of others."""
         return READ_S if self._console.reads else BOOT_S
 
     @property
     def state(self) -> readers.State:
-        """What it does now; its read under way began when it last got on, or was busy."""
+        """Its present state; its read started when it last made progress, or was busy."""
         self._hear()
         length, console = guest_disk.PART_BYTES, self._console
         return readers.State(
@@ -164,17 +164,17 @@ class Guest:
         )
 
     def found(self) -> list[str]:
-        """Return what was wrong, in words."""
+        """Return the faults, as text."""
         self._hear()
         return [f"{self.name}: {what}" for what in self._console.found]
 
     def status(self) -> int | None:
-        """Return how QEMU ended; None if it has not."""
+        """Return QEMU's exit status; None if it still runs."""
         return self._guest.ended()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal keeps QEMU from going on."""
+        """Whether a signal has stopped QEMU."""
         return readers.is_stopped(self.pid)
 
     def send(self, number: signal.Signals) -> None:
@@ -183,14 +183,14 @@ class Guest:
             os.kill(self.pid, number)
 
     def ended_in(self, deadline_s: float) -> bool:
-        """Wait for QEMU's end; say whether it came."""
+        """Wait for QEMU's end; return whether it came."""
         self._is_over.set()
         return self._guest.ended_in(deadline_s)
 
-    # What it says
+    # Its output
 
     def _hear(self) -> None:
-        """Judge what has come on the console since."""
+        """Judge new output of the console."""
         data = b""
         with contextlib.suppress(FileNotFoundError), self.console_path.open("rb") as file:
             file.seek(self._heard_bytes)
@@ -203,7 +203,7 @@ class Guest:
             self._business.spoke()
 
     def _ask(self) -> None:
-        """Ask QEMU again and again whether the guest gets on, or was paused; it may hang."""
+        """Poll QEMU on whether the guest runs or was paused; it may hang."""
         reads = 0
         while not self._is_over.wait(ASK_EVERY_S) and self.status() is None:
             with contextlib.suppress(errors.Unusable, OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways in which the source of a chaos run goes wrong, each on real sockets."""
+"""The faults of a chaos run's source, each on real sockets."""
 
 import http.server
 import threading
@@ -7,18 +7,18 @@ import threading
 from tests.fakes import http_server
 
 HANGS_S = 120.0
-"""No thread of the server waits longer, whatever the run does."""
+"""No thread of the server waits longer."""
 
 
 class HostileSource:
-    """Makes a web server behave in the ways that the plan names, and well again."""
+    """Makes a web server fail in the ways that the plan names, and recover."""
 
     def __init__(self, server: http_server.LocalServer) -> None:
         self._server = server
         self._release = threading.Event()
 
     def break_(self, way: str) -> None:
-        """Answer wrongly from now on."""
+        """Respond wrongly from now on."""
         self._release.clear()
         ways = {
             "500": http_server.status(500),
@@ -34,12 +34,12 @@ class HostileSource:
         self._server.always = ways[way]
 
     def mend(self) -> None:
-        """Answer well; who hangs is hung up on."""
+        """Respond correctly; close hanging connections."""
         self._server.always = http_server.fine
         self._release.set()
 
     def tidy(self) -> None:
-        """Forget what was counted: a run lasts for hours."""
+        """Drop the counts: a run lasts for hours."""
         self._server.asked.clear()
         self._server.links[:] = [link for link in self._server.links if link.fileno() >= 0]
 
@@ -49,7 +49,7 @@ class HostileSource:
 
 
 def lie(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
-    """Give the right number of bytes, of which some are wrong."""
+    """Send the right number of bytes, some of them wrong."""
     wrong = bytearray(asked.part)
     for at in range(0, len(wrong), 4096):
         wrong[at] ^= 0x20

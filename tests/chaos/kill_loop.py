@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills workers under byte-exact readers, as often as it is told, and says what readers saw.
+"""Kills workers under byte-exact readers, a given number of times, and reports the reads.
 
-Guests only read here, and through a relay only where the kernel offers no other way (before Linux
-6.9); tests/chaos/test_disk_killed.py writes.  Several agents at once, for a supervisor begins to
-pause between workers that lived for less than a second.  Caches are smaller than the image, so
-reads are under way to the source, too.
+Guests only read here, and use a relay only if the kernel offers no other way (before Linux 6.9);
+tests/chaos/test_disk_killed.py writes.  Several agents run at once, because a supervisor pauses
+between workers that lived for less than a second.  Caches are smaller than the image, so reads of
+the source are in flight, too.
 
     python -m tests.chaos.kill_loop --kills 1000 --seed 1 --limit-s 900
 """
@@ -34,12 +34,12 @@ OPTIONS = {"cache_limit_bytes": 8 * MIB}
 NEXT_WORKER_S = 60.0
 AGENTS = 3
 READERS = 3
-"""Threads that read, for each agent."""
+"""Reading threads for each agent."""
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one agent's guests."""
+    """Outcome of one agent's guests."""
 
     kills: int
     tally: guest_readers.Tally
@@ -48,10 +48,10 @@ class Outcome:
 def kill_again_and_again(
     agent: agents.Agent, rng: random.Random, kills: int, ends_s: float, lives_s: tuple[float, float]
 ) -> int:
-    """Kill the worker, each time when it has lived for a while; return how often that was done.
+    """Kill the worker repeatedly, each after a while; return the number of kills.
 
-    :param ends_s: when there is no time left (monotonic clock)
-    :param lives_s: how long a worker lives at least and at most
+    :param ends_s: when the time is over (monotonic clock)
+    :param lives_s: shortest and longest life of a worker
     :raises TimeoutError: no next worker came
     """
     for done in range(kills):
@@ -69,7 +69,7 @@ def kill_again_and_again(
 
 
 def run_one(folder: pathlib.Path, seed: str, kills: int, limit_s: float) -> Outcome:
-    """Kill one agent's workers and return what its readers saw."""
+    """Kill one agent's workers, and return the outcome of its readers."""
     folder.mkdir()
     images = local.ImageFolder(folder / "images")
     image_id = images.add(local.random_bytes(IMAGE_BYTES, zero_share=0.1))
@@ -88,7 +88,7 @@ def run_one(folder: pathlib.Path, seed: str, kills: int, limit_s: float) -> Outc
 
 
 def run(folder: pathlib.Path, seed: int, kills: int, limit_s: float, at_once: int) -> list[Outcome]:
-    """Kill workers of several agents at the same time."""
+    """Kill workers of several agents concurrently."""
     shares = [kills // at_once + (n < kills % at_once) for n in range(at_once)]
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
         begun = [
@@ -99,7 +99,7 @@ def run(folder: pathlib.Path, seed: int, kills: int, limit_s: float, at_once: in
 
 
 def main() -> int:
-    """Print what was seen as JSON; return 1 for an error, a wrong byte, or too few kills."""
+    """Print the outcome as JSON; return 1 for an error, a wrong byte, or too few kills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """Return what all readers saw."""
+    """Return the total of all readers."""
     tallies = [one.tally for one in outcomes]
     return {
         "kills": sum(one.kills for one in outcomes),
@@ -130,7 +130,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def is_fine(said: dict[str, Any], kills: int) -> bool:
-    """Say whether workers were killed as often as was asked for, and readers saw nothing of it."""
+    """Return whether workers were killed as often as requested without an effect on readers."""
     was_seen = said["errors"] or said["wrong"]
     return said["kills"] >= kills and bool(said["reads"]) and not was_seen
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of the chaos suite does, and when: a pure function of a seed.
+"""The schedule of a chaos run: a pure function of a seed.
 
-A fault takes a resource (an agent's processes, a host's disk, its link, the source, the ring)
-for a while, so no two of them meet on one; faults of different resources meet at random.  Now and
-then there is a calm, in which nothing is broken: reads that waited must end then.
+A fault takes a resource (an agent's processes, a host's disk, its link, the source, the ring) for a
+while, so no two faults share one; faults of different resources overlap at random.  At intervals
+there is a calm without faults, in which all waiting reads must end.
 
-The one rule: whatever is done is undone before the next calm, and the plan ends with one.
+Every action is undone before the next calm, and the plan ends with one.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 CALM_S = 40.0
-"""Longer than a read may take when nothing is broken: one that hangs is found in each calm."""
+"""Longer than any read without faults: each calm reveals a hanging one."""
 STORM_S = 90.0
 GAP_S = 1.2
-"""Mean time between two tries to begin something: most find what they want taken."""
+"""Mean time between two attempts to start an action: most find their resource taken."""
 AT_ONCE_S = 1.0
-"""What takes no time keeps its resource so long, for processes to come back."""
+"""An instant action takes its resource so long, for processes to come back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Kind:
     """One kind of action.
 
     :param resource: what it takes; of a host if ``is_of_host``
-    :param ways: what it may be told, one of them at random
-    :param longest_s: a fault lasts so long at most; 0 for what is done at once
-    :param delays: it explains that reads wait: of its host, or of all
-    :param weight: how often it is chosen
+    :param ways: its variants, chosen at random
+    :param longest_s: longest duration of a fault; 0 for an instant action
+    :param delays: whether it explains waiting reads: of its host, or of all
+    :param weight: relative frequency
     """
 
     resource: str
@@ -80,10 +80,10 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One action: from ``at_s`` to ``until_s`` of the run, whatever that finds.
+    """One action: from ``at_s`` to ``until_s`` of the run.
 
-    :param host: where; empty if it is of no host
-    :param seed: of what is left to chance in it
+    :param host: its host; "" if it concerns no single host
+    :param seed: of its own random choices
     """
 
     number: int
@@ -104,14 +104,14 @@ class Step:
         return KINDS[self.name].resource, self.host
 
     def delays(self, host: str) -> bool:
-        """Say whether reads of ``host`` may wait for as long as it lasts."""
+        """Return whether reads of ``host`` may wait during it."""
         return KINDS[self.name].delays and self.host in ("", host)
 
 
 def make(
     seed: int, hosts: Sequence[str], length_s: float, names: Collection[str] = tuple(KINDS)
 ) -> list[Step]:
-    """Return the steps of a run, in the order of their beginning.
+    """Return the steps of a run, ordered by their start.
 
     >>> steps = make(1, ["h1", "h2"], 300.0)
     >>> steps == make(1, ["h1", "h2"], 300.0), steps == make(2, ["h1", "h2"], 300.0)
@@ -133,7 +133,7 @@ def make(
 
 
 def storm_ends(storm_s: float, length_s: float) -> float:
-    """Return when the storm ends that begins at ``storm_s``, in a run of ``length_s`` seconds.
+    """Return when the storm ends that starts at ``storm_s``, in a run of ``length_s`` seconds.
 
     The storm of a short run is as long as the run.
     """
@@ -141,7 +141,7 @@ def storm_ends(storm_s: float, length_s: float) -> float:
 
 
 def calms(length_s: float) -> list[float]:
-    """Return when each calm begins.
+    """Return when each calm starts.
 
     >>> calms(20.0), calms(200.0)
     ([20.0], [90.0, 200.0])
@@ -171,7 +171,7 @@ def _choose(
 
 
 def only(steps: Sequence[Step], numbers: Collection[int] | None, until: int | None) -> list[Step]:
-    """Return some of the steps, at their times: to find out which of them it needs.
+    """Return some of the steps, at their times: to find out which of them cause a finding.
 
     >>> [step.number for step in only(make(1, ["h1"], 60.0), {2, 4, 6}, 5)]
     [2, 4]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's reads for hours, in a process of its own: each one compared, each fault written down.
+"""A guest's reads for hours, in a process of its own: each one compared, each fault recorded.
 
-What a reader does now lies in a page that others map, so one that hangs in the kernel is seen
-from outside.  What it found is one line of JSON for each fault.
+A reader's present state is in a shared page, so that a reader that hangs in the kernel is visible
+from outside.  Each fault is one line of JSON.
 
     python -m tests.chaos.readers WAY TRUTH MIRROR SEED STATE FOUND
 """
@@ -33,9 +33,9 @@ Read = Callable[[int, int], bytes]
 
 
 class State(NamedTuple):
-    """What a reader does.
+    """The state of a reader.
 
-    :param since_s: when the read under way began, by the monotonic clock; 0 between two reads
+    :param since_s: start of the present read, by the monotonic clock; 0 between two reads
     """
 
     reads: int = 0
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 def is_stopped(pid: int) -> bool:
-    """Say whether a signal keeps a process from going on."""
+    """Return whether a signal has stopped a process."""
     with contextlib.suppress(OSError):
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[0] == "T"
@@ -57,12 +57,12 @@ class Reader:
     """One reader, from outside."""
 
     extra_s = 0.0
-    """How much longer than usual one of its reads may take."""
+    """Additional time that one of its reads may take."""
 
     def __init__(
         self, way: str, truth: pathlib.Path, mirror: pathlib.Path, seed: int, own: pathlib.Path
     ) -> None:
-        """Start it; ``own`` is where its files begin."""
+        """Start it; ``own`` is the prefix of its files."""
         self.way = way
         self.name = f"{way} reader of {mirror}"
         self.found_path = own.with_suffix(".found")
@@ -78,15 +78,15 @@ class Reader:
 
     @property
     def state(self) -> State:
-        """What it does now."""
+        """Its present state."""
         return State(*_STATE.unpack(self._state_path.read_bytes()))
 
     def found(self) -> list[str]:
-        """Return what it has found wrong, in words."""
+        """Return the faults that it found, as text."""
         return [json.loads(line)["what"] for line in self.found_path.read_text().splitlines()]
 
     def status(self) -> int | None:
-        """Return how it ended; None if it has not."""
+        """Return its exit status; None if it still runs."""
         return self._process.poll()
 
     def send(self, number: signal.Signals) -> None:
@@ -95,11 +95,11 @@ class Reader:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal keeps it from going on."""
+        """Whether a signal has stopped it."""
         return is_stopped(self.pid)
 
     def ended_in(self, deadline_s: float) -> bool:
-        """Wait for its end; say whether it came."""
+        """Wait for its end; return whether it came."""
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -119,7 +119,7 @@ def direct(path: str) -> Read:
 
 
 def buffered(path: str) -> Read:
-    """Read through the page cache, which is emptied of the part before."""
+    """Read through the page cache, after dropping the former part from it."""
     fd = os.open(path, os.O_RDONLY)
 
     def read(offset: int, length: int) -> bytes:
@@ -130,7 +130,7 @@ def buffered(path: str) -> Read:
 
 
 def mapped(path: str) -> Read:
-    """Read a mapping; an error of the agent is a SIGBUS then."""
+    """Read a mapping; an I/O error of the agent is a SIGBUS then."""
     fd = os.open(path, os.O_RDONLY)
     view = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
 
@@ -148,7 +148,7 @@ WAYS: dict[str, Callable[[str], Read]] = {"direct": direct, "buffered": buffered
 def main(
     way: str, truth_path: str, path: str, seed: str, state_path: str, found_path: str, run_pid: str
 ) -> None:
-    """Read as long as the run lives."""
+    """Read for the life of the run."""
     truth = pathlib.Path(truth_path).read_bytes()
     rng = random.Random(f"{seed}/{path}")
     with open(state_path, "r+b") as state_file, open(found_path, "a", buffering=1) as found:
@@ -157,7 +157,7 @@ def main(
         read = WAYS[way](path)
         reads = total = offset = length = said = 0
         while os.getppid() == int(run_pid):
-            offset += length  # now and then go on in order, which makes the agent read ahead
+            offset += length  # sometimes continue in order, which starts the agent's read-ahead
             length = rng.choice(LENGTHS)
             if offset >= len(truth) or rng.random() < JUMPS:
                 offset = rng.randrange(-(-len(truth) // PAGE)) * PAGE
@@ -174,7 +174,7 @@ def main(
 
 
 def compare(read: Read, offset: int, length: int, truth: bytes) -> str:
-    """Read once; return what is wrong with the answer, empty if nothing is."""
+    """Read once; return the error in the response, or ""."""
     try:
         got = read(offset, length)
     except OSError as e:

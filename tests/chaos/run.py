@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs real agents and byte-exact readers while everything breaks, for as long as it is told.
+"""Runs real agents and byte-exact readers under faults for a given time.
 
     python -m tests.chaos.run --seed 7 --minutes 60 --hosts 3
 
-What happens when is decided by the seed alone (``plan``); what it meets is real.  At the end
-all is mended, every image is read and compared on every host, and nothing may be left.  A finding
-is printed with the command that does the same again; ``--until`` and ``--steps`` do a part of it.
-With ``--guests`` QEMU runs some, too, which boot from a mirror and read their whole disk in a loop.
-^C ends the storm: all is mended, compared and counted as at its end; a second one ends that, too.
+The seed alone decides the schedule (``plan``); the faults are real.  At the end all faults are
+repaired, every image is compared on every host, and no resource may be left.  A finding is printed
+with the command that repeats it; ``--until`` and ``--steps`` do a part of the run.  With
+``--guests`` QEMU runs some, too, which boot from a mirror and read their whole disk in a loop.  ^C
+ends the storm early, with the usual repair, comparison and report; a second one stops that, too.
 """
 
 import argparse
@@ -45,16 +45,16 @@ LOOK_S = 0.5
 SERVES_S = 90.0
 WHOLE_READ_S = 180.0
 ASIDE_S = actions.SPARE_READ_S + 60
-"""What was begun aside ends in so long when all is mended."""
+"""Limit for work in threads once all faults are repaired."""
 GROWTH = {"memory": 256 * MIB, "threads": 48, "descriptors": 96}
-"""So much more than after the beginning a worker may use at the end, at rest."""
+"""Additional resources that an idle worker may use at the end, compared with the start."""
 HANGS_S = 900.0
 """A run that takes so much longer than twice its time is stuck, and ends itself."""
 KEPT = runs.CACHE_FOLDER.parent / "chaos"
 
 
 def go_on(some: Mapping[str, Sequence[readers.Reader | guests.Guest]], limit_s: float) -> list[str]:
-    """Return the readers none of whose reads end in a while, though nothing is broken any more."""
+    """Return the readers without a completed read in a while, though no fault is left."""
     left = {reader.pid: (reader, reader.state.reads) for one in some.values() for reader in one}
     began_s = time.monotonic()
     late: list[readers.Reader | guests.Guest] = []
@@ -77,9 +77,9 @@ def storm(
     is_verbose: bool,
     is_over: threading.Event,
 ) -> None:
-    """Do the steps at their times, undo them at theirs, and look after the promises.
+    """Do and undo the steps at their times, and check the guarantees.
 
-    :param is_over: when it is set no more steps are done, and those that were are undone at once
+    :param is_over: once set, no more steps are done, and those in effect are undone at once
     """
     began_s = time.monotonic()
     due: list[tuple[float, int, int, plan.Step]] = [
@@ -110,7 +110,7 @@ def storm(
 
 
 def begin(world: world_.World, step: plan.Step) -> actions.Undo:
-    """Do a step and count it; return what undoes it."""
+    """Do a step and count it; return the function that undoes it."""
     try:
         undo = attempt(world, step, functools.partial(actions.begin, world, step))
     except actions.NothingToDoError:
@@ -121,9 +121,9 @@ def begin(world: world_.World, step: plan.Step) -> actions.Undo:
 
 
 def attempt(world: world_.World, step: plan.Step, work: Callable[[], object]) -> actions.Undo:
-    """Do or undo a step, and return what undoes it; that it cannot be done is a finding.
+    """Do or undo a step, and return the function that undoes it; a failure is a finding.
 
-    :raises actions.NothingToDoError: there is nothing for it to do
+    :raises actions.NothingToDoError: it has nothing to do
     """
     try:
         return cast(actions.Undo, work())
@@ -133,7 +133,7 @@ def attempt(world: world_.World, step: plan.Step, work: Callable[[], object]) ->
 
 
 def mend(world: world_.World) -> None:
-    """Wait until nothing is broken and nobody waits; whatever does then is a finding."""
+    """Wait until no fault is left and no read waits; any read that still waits is a finding."""
     world.write_ring(dict.fromkeys(world.names, 100))
     for host in world.hosts.values():
         if not chaos_hosts.wait_serving(host, SERVES_S):
@@ -164,7 +164,7 @@ def read_all(world: world_.World) -> None:
 
 
 def end(world: world_.World, before: dict[str, dict[str, int]]) -> None:
-    """Look at what is left when the readers have gone."""
+    """Check what is left after the readers' end."""
     world.end_readers()
     for name, host in world.hosts.items():
         for what, count in host.use().items():
@@ -186,9 +186,9 @@ def end(world: world_.World, before: dict[str, dict[str, int]]) -> None:
 
 
 def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.Event) -> list[str]:
-    """Do a run; return what was found.
+    """Do a run; return its findings.
 
-    :param is_over: set by who wants the storm to end before its time
+    :param is_over: set by the caller to end the storm early
     """
     names = [f"h{number}" for number in range(1, options.hosts + 1)]
     length_s = options.minutes * 60
@@ -218,7 +218,7 @@ def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.E
 
 
 def keep(world: world_.World, folder: pathlib.Path, steps: Sequence[plan.Step]) -> None:
-    """Keep the logs of a run that found something."""
+    """Keep the logs of a run with findings."""
     kept = KEPT / f"seed-{world.seed}-{time.strftime('%H%M%S')}"
     kept.mkdir(parents=True)
     for name in world.names:
@@ -237,7 +237,7 @@ def keep(world: world_.World, folder: pathlib.Path, steps: Sequence[plan.Step]) 
 
 @contextlib.contextmanager
 def ended_by_operator() -> Iterator[threading.Event]:
-    """Give an event that the first ^C sets; the second one raises KeyboardInterrupt."""
+    """Yield an event that the first ^C sets; the second one raises KeyboardInterrupt."""
     is_over = threading.Event()
 
     def end(*_: object) -> None:
@@ -252,7 +252,7 @@ def ended_by_operator() -> Iterator[threading.Event]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and say what was found."""
+    """Run, and print the findings."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.run", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="decides everything (random)")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long it goes on (5)")

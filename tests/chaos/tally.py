@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a chaos run has done, in one table: steps by their kind, and what readers have compared."""
+"""The actions of a chaos run, in one table: steps by kind, and the reads that readers compared."""
 
 import collections
 import dataclasses
@@ -14,10 +14,10 @@ MIB = 1 << 20
 
 @dataclasses.dataclass
 class Compared:
-    """What readers of one way have done.
+    """Totals of readers of one kind.
 
-    :param begun: how many of them there were
-    :param faults: reads that failed, or gave wrong bytes
+    :param begun: number of readers
+    :param faults: reads that failed, or returned wrong bytes
     """
 
     begun: int = 0
@@ -38,7 +38,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.idle = 0
-        """Steps that found nothing to do."""
+        """Steps that had nothing to do."""
         self.of_ways: dict[str, Compared] = collections.defaultdict(Compared)
         self._ways: dict[str, collections.Counter[str]] = {
             name: collections.Counter() for name in plan.KINDS
@@ -53,7 +53,7 @@ class Tally:
             self._idle[step.name] += 1
 
     def add(self, reader: readers.Reader | guests.Guest) -> None:
-        """Count what a reader has done that does nothing more."""
+        """Add the totals of a finished reader."""
         state, done = reader.state, self.of_ways[reader.way]
         done.begun += 1
         done.reads += state.reads
@@ -61,7 +61,7 @@ class Tally:
         done.faults += len(reader.found())
 
     def compared(self) -> Compared:
-        """Return what all readers that were counted have done."""
+        """Return the totals of all added readers."""
         every = [dataclasses.astuple(one) for one in self.of_ways.values()]
         return Compared(*map(sum, zip(*every, strict=True))) if every else Compared()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of the swarm: equal for equal rules in each process, and another for another rule."""
+"""Traces of the swarm: equal for equal rules in each process, and different for other rules."""
 
 import pathlib
 import subprocess
@@ -13,10 +13,10 @@ from tests.chaos import action_traces
 SEEDS = range(2)
 RECORDED = pathlib.Path(__file__).with_name("action_traces.txt")
 SHORT, COMPARED = 2000, 6
-"""So many runs are compared that have few actions."""
+"""Number of compared runs, which have few actions."""
 
 
-def test_trace_is_the_same_in_a_process_that_hashes_in_another_way():
+def test_trace_does_not_depend_on_the_hash_seed():
     argv = [sys.executable, "-m", "tests.chaos.action_traces", "show", "1"]
     shown = [
         subprocess.run(argv, env={"PYTHONHASHSEED": seed}, check=True, capture_output=True).stdout
@@ -26,7 +26,7 @@ def test_trace_is_the_same_in_a_process_that_hashes_in_another_way():
     assert shown[0].count(b"\n") == action_traces.digest(1)[1].actions > 100
 
 
-def test_what_was_recorded_is_found_again(tmp_path, capsys):
+def test_recorded_traces_compare_equal(tmp_path, capsys):
     file = tmp_path / "traces.txt"
     action_traces.record(file, SEEDS)
     assert [seed for seed, _, _ in action_traces.read(file)] == list(SEEDS)
@@ -34,7 +34,7 @@ def test_what_was_recorded_is_found_again(tmp_path, capsys):
     assert "2 seeds, 0 with other actions" in capsys.readouterr().out
 
 
-def test_another_rule_is_another_trace_and_its_outcome_is_shown(tmp_path, capsys, monkeypatch):
+def test_changed_rule_alters_the_traces_and_shows_the_outcomes(tmp_path, capsys, monkeypatch):
     file = tmp_path / "traces.txt"
     action_traces.record(file, SEEDS)
     monkeypatch.setattr(source_selection, "ACTING_HOMES", 0)
@@ -50,7 +50,7 @@ def short_runs():
 
 
 @pytest.mark.parametrize("recorded", short_runs(), ids=lambda recorded: str(recorded[0]))
-def test_rules_are_those_that_were_recorded(recorded):
+def test_rules_give_the_recorded_traces(recorded):
     """After a change of the rules: ``python -m tests.chaos.action_traces record`` this file."""
     seed, made, outcome = recorded
     assert action_traces.digest(seed) == (made, outcome)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache folder that is read-only, gone or broken: guests are served, and caching comes back."""
+"""A cache folder that is read-only, missing or broken: guests are served, and caching resumes."""
 
 import pathlib
 import resource
@@ -54,7 +54,7 @@ def wait_well(agent: agents.Agent) -> None:
 
 
 def assert_cached(agent: agents.Agent, image_id: str, data: bytes) -> None:
-    """Check that an image that is read is cached, and then read from there."""
+    """Check that a read image is cached, and then read from the cache."""
     path = agent.image_path(image_id)
     assert read_direct(path) == data
     hosts.wait_written(agent)
@@ -89,7 +89,7 @@ def test_worker_starts_and_reads_from_a_read_only_cache(tmp_path, images, disk):
         assert agent.status()["images"][unknown]["failed_reads"] == 0
 
 
-def test_files_that_take_no_more_bytes_while_guests_read(tmp_path, images, disk):
+def test_guests_read_right_bytes_while_the_cache_cannot_be_written(tmp_path, images, disk):
     known, unknown = images.add(DATA), images.add(MORE)
     with hosts.running(tmp_path / "h1", images, cache_dir=disk / "cache") as agent:
         assert_cached(agent, known, DATA)
@@ -110,7 +110,9 @@ def test_files_that_take_no_more_bytes_while_guests_read(tmp_path, images, disk)
 
 
 @pytest.mark.parametrize("what", ["missing", "a file"])
-def test_worker_starts_without_a_folder_and_takes_it_when_it_comes(tmp_path, images, disk, what):
+def test_worker_starts_without_a_cache_folder_and_uses_it_once_it_exists(
+    tmp_path, images, disk, what
+):
     image_id = images.add(DATA)
     if what == "a file":
         (disk / "cache").touch()
@@ -126,14 +128,14 @@ def test_worker_starts_without_a_folder_and_takes_it_when_it_comes(tmp_path, ima
         assert agent.worker_pid() == pid
 
 
-def test_slab_files_that_are_deleted_cost_nothing_but_fetches(tmp_path, images, disk):
+def test_deleted_slab_files_cause_only_new_fetches(tmp_path, images, disk):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images, cache_dir=disk / "cache") as agent:
         assert_cached(agent, image_id, DATA)
         pid = agent.worker_pid()
         for path in (disk / "cache").glob("slab-*"):
             path.unlink()
-        assert read_direct(agent.image_path(image_id)) == DATA  # they are open still
+        assert read_direct(agent.image_path(image_id)) == DATA  # they are still open
         agent.stop()
         agent.start()
         agent.wait_ready()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full: reads stay right, caching stops, and goes on when there is room again."""
+"""A full disk: reads stay right, caching stops, and resumes when there is space again."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ def read_direct(path: pathlib.Path) -> bytes:
     return subprocess.run(argv, check=True, capture_output=True, timeout=20).stdout
 
 
-def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
+def test_full_disk_stops_only_caching(tmp_path, images):
     image_id = images.add(DATA)
     with running(tmp_path, images, 6 * MIB) as (agent, disk):
         path, pid = agent.image_path(image_id), agent.worker_pid()
@@ -63,7 +63,7 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
         assert agent.worker_pid() == pid
 
 
-def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images):
+def test_disk_that_fills_up_during_prefetch_fails_no_read(tmp_path, images):
     image_id = images.add(DATA)
     with file_systems.small_disk(tmp_path / "disk", 6 * MIB) as disk:
         small = {
@@ -89,7 +89,7 @@ def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images
             assert agent.worker_pid() == pid
 
 
-def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
+def test_disk_filled_by_other_files_stops_caching(tmp_path, images):
     image_id = images.add(DATA)
     with running(tmp_path, images, 12 * MIB) as (agent, disk):
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
         assert read_direct(agent.image_path(image_id)) == DATA
 
 
-def test_full_state_folder_keeps_new_images_out_and_nothing_else(tmp_path, images):
+def test_full_state_folder_blocks_only_new_images(tmp_path, images):
     known, unknown = images.add(DATA), images.add(DATA[:MIB])
     with (
         file_systems.small_disk(tmp_path / "disk", MIB) as disk,

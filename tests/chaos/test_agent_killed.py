@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers, supervisors and whole agents that are killed under their guests."""
+"""Workers, supervisors and whole agents killed under their guests."""
 
 import contextlib
 import errno
@@ -38,7 +38,7 @@ def kill_worker(agent: agents.Agent) -> None:
     agent.wait_ready()
 
 
-def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, images):
+def test_repeatedly_killed_workers_fail_no_read(tmp_path, images):
     image_id = images.add(DATA)
     rng = random.Random(1)
     options = {"cache_limit_bytes": 8 * MIB}
@@ -62,8 +62,8 @@ def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, ima
         subprocess.run(["cmp", path, images.path(image_id)], check=True)
 
 
-def test_worker_that_is_stopped_leaves_its_reads_to_the_next_one(tmp_path, images):
-    """SIGTERM, and not EIO for those who wait for a chunk at that moment."""
+def test_stopped_worker_hands_its_reads_to_the_next_one(tmp_path, images):
+    """SIGTERM, without EIO for guests that wait for a chunk at that moment."""
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
@@ -86,7 +86,7 @@ def test_worker_that_is_stopped_leaves_its_reads_to_the_next_one(tmp_path, image
         assert agent.log().count("ended (exit status 0); starting another") == 3
 
 
-def test_new_worker_downloads_nothing_again(tmp_path, images):
+def test_new_worker_downloads_no_cached_chunk_again(tmp_path, images):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with (
@@ -110,7 +110,7 @@ def test_new_worker_downloads_nothing_again(tmp_path, images):
         assert (server.body_bytes, len(server.asked)) == (moved, asked)
 
 
-def test_agent_killed_as_a_whole_starts_again_over_its_dead_mount(tmp_path, images):
+def test_killed_agent_restarts_over_its_dead_mount(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         path = agent.image_path(image_id)
@@ -129,7 +129,7 @@ def test_agent_killed_as_a_whole_starts_again_over_its_dead_mount(tmp_path, imag
 
 
 def wait_for_the_end(agent: agents.Agent) -> None:
-    """Wait until the kernel knows that nobody answers any more (attributes it may remember)."""
+    """Wait until the kernel sees the dead connection (it may still cache attributes)."""
     hosts.wait_until(
         lambda: errno_of(os.statvfs, agent.mount_point) == errno.ENOTCONN, "the end of the mount"
     )
@@ -143,7 +143,7 @@ def errno_of(action, *args) -> int:
     return 0
 
 
-def test_worker_serves_on_when_its_supervisor_is_killed_and_no_other_agent_starts(tmp_path, images):
+def test_orphaned_worker_serves_on_and_blocks_a_second_agent(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         worker_pid = agent.worker_pid()
@@ -164,7 +164,7 @@ def test_worker_serves_on_when_its_supervisor_is_killed_and_no_other_agent_start
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_agent_leaves_nothing(tmp_path, images, number):
+def test_stopped_agent_leaves_no_mount_process_or_warning(tmp_path, images, number):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         agent.image_path(image_id).read_bytes()
@@ -180,7 +180,7 @@ def test_stopped_agent_leaves_nothing(tmp_path, images, number):
         assert "WARNING" not in agent.log() and "ERROR" not in agent.log()
 
 
-def test_agent_in_use_stops_and_says_so(tmp_path, images):
+def test_forced_stop_of_an_agent_in_use_is_logged(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         guest = os.open(agent.image_path(image_id), os.O_RDONLY)
@@ -189,13 +189,13 @@ def test_agent_in_use_stops_and_says_so(tmp_path, images):
             ended = (errno.ENOTCONN, errno.ECONNABORTED)
             assert errno_of(os.pread, guest, 4096, 20 * MIB) in ended
         finally:
-            with contextlib.suppress(OSError):  # close tells that the connection has ended
+            with contextlib.suppress(OSError):  # close reports the dead connection
                 os.close(guest)
         assert "still in use; unmounting it, its users will get I/O errors" in agent.log()
         assert not hosts.mounts(tmp_path)
 
 
-def test_flipped_bits_in_the_cache_are_healed_at_the_next_start(tmp_path, images):
+def test_flipped_bits_in_the_cache_are_repaired_after_a_restart(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         assert agent.image_path(image_id).read_bytes() == DATA

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that die at once, give up, or do not stop: what their supervisor makes of it."""
+"""Workers that die at once, give up, or do not stop, and their supervisor's reaction."""
 
 import contextlib
 import itertools
@@ -43,7 +43,7 @@ class Supervised:
         return [self.process.stdout.readline().strip() for _ in range(lines)]
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Tell it to stop; return its exit status and how long it took."""
+        """Stop it; return its exit status and how long it took."""
         began_s = time.monotonic()
         self.process.send_signal(number)
         return self.process.wait(20), time.monotonic() - began_s
@@ -75,7 +75,7 @@ def end(made: Supervised) -> None:
 
 
 @pytest.mark.parametrize("work", ["die", "fail"])
-def test_worker_that_dies_at_once_is_restarted_more_and_more_slowly(supervise, work):
+def test_worker_that_dies_at_once_is_restarted_with_backoff(supervise, work):
     made = supervise(work)
     starts = [float(line) for line in made.said(4)]
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
@@ -91,18 +91,18 @@ def test_worker_that_dies_at_once_is_restarted_more_and_more_slowly(supervise, w
     assert ("RuntimeError: by order" in words) == (work == "fail")
 
 
-def test_supervisor_that_is_told_to_stop_starts_no_worker_more(supervise):
+def test_stopping_supervisor_starts_no_other_worker(supervise):
     made = supervise("die")
     made.said(4)
-    time.sleep(0.3)  # now it pauses; the next one is due in a second
+    time.sleep(0.3)  # it pauses now; the next start is due in a second
     assert made.stop(signal.SIGINT)[1] < 1.0
     assert made.process.stdout.read() == ""
 
 
-def test_signal_that_comes_during_a_refusal_is_checked_too(supervise):
+def test_signal_during_a_refused_stop_is_handled(supervise):
     made = supervise("serve", "signal-again")
     made.said(2)
-    used = os.open(made.mount_point, os.O_PATH)  # this asks no worker
+    used = os.open(made.mount_point, os.O_PATH)  # this sends the worker no request
     try:
         assert made.stop()[0] == 0
     finally:
@@ -110,8 +110,8 @@ def test_signal_that_comes_during_a_refusal_is_checked_too(supervise):
     assert "is in use; the agent keeps running" in made.log.read_text()
 
 
-def test_host_without_room_for_a_worker_is_waited_for(supervise):
-    """A kill for want of memory is the moment at which there may be none for the next worker."""
+def test_failed_fork_of_a_worker_is_retried(supervise):
+    """After a kill by the OOM killer there may be no memory for the next worker."""
     made = supervise("serve")
     made.said(2)
     children = f"/proc/{made.process.pid}/task/{made.process.pid}/children"
@@ -133,8 +133,8 @@ def test_worker_that_cannot_start_ends_the_agent_with_status_1(supervise):
     assert "the order: says so" in made.log.read_text()
 
 
-def test_agent_that_served_is_not_ended_by_a_worker_that_cannot_start(supervise):
-    """Guests wait for it: what is missing now may come back."""
+def test_agent_that_has_served_survives_a_worker_that_cannot_start(supervise):
+    """Guests wait for it: the missing resource may return."""
     made = supervise("cannot_start_again")
     assert made.said(4).count("ready") == 1
     assert made.process.poll() is None
@@ -149,8 +149,8 @@ def test_worker_that_does_not_stop_is_killed(supervise):
     assert "does not stop; killing it" in made.log.read_text()
 
 
-def test_stop_is_heard_at_any_moment(supervise, tmp_path):
-    """A signal may come while there is no worker yet, or only just."""
+def test_stop_is_handled_at_any_moment(supervise, tmp_path):
+    """A signal may come before the first worker, or just after its start."""
     for delay_ms in (0, 1, 2, 3, 5, 8):
         made = Supervised(tmp_path / f"mirror{delay_ms}", "serve")
         try:

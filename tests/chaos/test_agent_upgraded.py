@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that is replaced by another version under its guests, before or after Nova's part.
+"""An agent replaced by another version under its guests, before or after Nova's part.
 
-The other version is a copy of this one that is told apart by what it logs; the service manager,
-the mount, the guests and Nova's client are real.
+The other version is a copy of this one with a distinct log line; the service manager, the mount,
+the guests and Nova's client are real.
 """
 
 import signal
@@ -22,7 +22,7 @@ CLIENT_S = 30.0
 
 
 class NextEnsure(control_wire.ControlRequest, frozen=True, tag="attach-image"):
-    """What the next version of Nova's part asks: it knows one thing more."""
+    """The next version's request of Nova's part, with one field more."""
 
     image_id: str
     is_urgent: bool = False
@@ -44,7 +44,7 @@ def client_of(managed):
     return agent_client.AgentClient(str(managed.folder / "control.sock"), CLIENT_S)
 
 
-def test_guests_see_no_error_on_the_way_to_the_next_version_and_back(managed, next_tree):
+def test_guests_see_no_error_during_an_upgrade_and_a_downgrade(managed, next_tree):
     client = client_of(managed)
     with managed.reading() as readers:
         for tree in (next_tree, None):
@@ -58,8 +58,8 @@ def test_guests_see_no_error_on_the_way_to_the_next_version_and_back(managed, ne
     assert managed.log().count("taking back the mount") == 2
 
 
-def test_part_of_nova_that_is_newer_is_served_and_refused_what_it_adds(managed):
-    """It is refused by name, and not misunderstood: Nova then does what it does without acstor."""
+def test_newer_nova_client_is_served_except_for_its_new_field(managed):
+    """The new field is refused by name: Nova then falls back."""
     client = client_of(managed)
     assert client._ask(NextEnsure(managed.image_id))["size_bytes"] == managed_agent.IMAGE_BYTES
     with pytest.raises(errors.AgentRefused, match="is_urgent") as refused:

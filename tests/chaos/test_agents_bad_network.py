@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents whose messages are lost or late, with one liar of four: every byte is right.
+"""Real agents with lost and late messages and one liar of four: every byte is right.
 
-30 % of the messages of the peer protocol, in both directions, do not arrive or
-arrive late; a fourth host of the ring answers with every lie that there is.
+30 % of the messages of the peer protocol, in both directions, are lost or late; a fourth host of
+the ring responds with every kind of lie.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def relayed_cloud(
     images: local.ImageFolder,
     seed: int,
 ) -> tuple[hosts.Cloud, list[bad_network.Relay], lying_peer.LyingPeer]:
-    """Start agents that reach each other through relays only, and a liar among them."""
+    """Start agents that reach each other only through relays, and a liar among them."""
     liar = stack.enter_context(lying_peer.lying("h4", seed))
     ghosts = {"h4": liar.port}
     cloud = stack.enter_context(
@@ -74,7 +74,7 @@ def relayed_cloud(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_byte_is_right_when_messages_are_lost_or_late_and_one_of_four_lies(tmp_path, seed):
+def test_every_byte_is_right_with_lost_messages_and_one_lying_peer(tmp_path, seed):
     images = local.ImageFolder(tmp_path / "images")
     image_id: ids.ImageId = images.add(DATA)
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 at any moment, at any write, and a disk that is full: never a wrong byte.
+"""kill -9 at any moment, at any write, and a full disk: never a wrong byte.
 
-A killed process loses nothing that the kernel has taken, so after a kill each
-slot must be free or whole: besides right bytes, the tests ask that not one
-slot had to be healed, and that every chunk whose record was written is there.
+A killed process loses no write that the kernel has accepted, so after a kill each slot must be free
+or complete: the tests also check that no slot needs repair, and that every chunk with a written
+record is there.
+
 """
 
 import contextlib
@@ -65,7 +66,7 @@ def open_cache(folder: pathlib.Path, **options: Any) -> cache_files.CacheFiles:
 
 @contextlib.contextmanager
 def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
-    """Do ``work`` in a process of its own that says on a pipe what it wrote and dropped."""
+    """Run ``work`` in a process that reports on a pipe which chunks it wrote and dropped."""
     reports, reporting = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -101,7 +102,7 @@ def report_changes(pipe: int) -> None:
 
 
 def written(reports: int, before: set[ids.Cid]) -> set[ids.Cid]:
-    """Return which chunks are on disk, by what the child said until it died."""
+    """Return the chunks on disk by the child's reports until its death."""
     raw = b"".join(iter(lambda: os.read(reports, 1 << 16), b""))
     now = set(before)
     for at in range(0, len(raw) - 32, 33):
@@ -110,7 +111,7 @@ def written(reports: int, before: set[ids.Cid]) -> set[ids.Cid]:
 
 
 def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
-    """Read the whole cache; return what is in it."""
+    """Read the whole cache; return its chunks."""
 
     async def read_all() -> set[ids.Cid]:
         cache = open_cache(folder)
@@ -128,7 +129,7 @@ def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
 
 
 async def live(folder: pathlib.Path) -> None:
-    """Store, promote and drop without end, and write often, to be killed often while it writes."""
+    """Store, promote and drop endlessly, with frequent writes, so that kills hit writes."""
     dice = random.Random(os.getpid())
     cache = open_cache(folder, write_limits=write_behind.WriteLimits(gather_s=0.02))
     async with trio.open_nursery() as nursery:
@@ -148,7 +149,7 @@ def test_kill_at_random_moments_leaves_every_slot_free_or_whole(tmp_path):
     found = 0
     for number in range(KILLS):
         with child(lambda: trio.run(live, tmp_path)) as (pid, reports):
-            if number % 2:  # however slow the machine is, some die while they write
+            if number % 2:  # even on a slow machine some die during a write
                 select.select([reports], [], [], START_S)
             time.sleep(dice.uniform(0.02, 0.08))
             os.kill(pid, signal.SIGKILL)
@@ -194,7 +195,7 @@ def run_phases(folder: pathlib.Path) -> None:
 
 
 def die_at(nth: int, how: str) -> None:
-    """Make the process die at the ``nth`` call that changes the disk."""
+    """Kill the process at the ``nth`` call that changes the disk."""
     calls = 0
 
     def fatal(name: str, real: Callable[..., object]) -> Callable[..., object]:
@@ -236,7 +237,7 @@ def test_kill_at_the_nth_write_leaves_every_slot_free_or_whole(tmp_path, how):
     assert 20 < nth < MOST_CALLS - 1
 
 
-def test_cache_goes_on_after_a_kill_at_the_nth_write(tmp_path):
+def test_cache_works_after_a_kill_at_the_nth_write(tmp_path):
     for nth in range(1, 40, 3):
         folder = tmp_path / str(nth)
 
@@ -264,7 +265,7 @@ def small_disk(tmp_path) -> Iterator[pathlib.Path]:
 
 
 @pytest.mark.expect_log(r"The cache stops growing: .*No space left")
-async def test_full_disk_costs_chunks_and_no_answer(small_disk):
+async def test_full_disk_loses_chunks_but_fails_no_read(small_disk):
     cache = open_cache(small_disk)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wall clock of a chaos run's host: it jumps under a process, and nothing else changes."""
+"""The wall clock of a chaos run's host: it jumps under a process without any other effect."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def library(tmp_path):
     return clocks.build(tmp_path)
 
 
-def test_clock_jumps_under_a_process_whose_waits_and_monotonic_clock_stay(tmp_path, library):
+def test_clock_jump_does_not_affect_waits_and_the_monotonic_clock(tmp_path, library):
     clock = clocks.WallClock(tmp_path / "clock", library)
     argv = [sys.executable, "-c", SCRIPT]
     pipe = subprocess.PIPE
@@ -49,7 +49,7 @@ def test_clock_jumps_under_a_process_whose_waits_and_monotonic_clock_stay(tmp_pa
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_two_clocks_are_set_apart(tmp_path, library):
+def test_two_clocks_are_set_independently(tmp_path, library):
     made = [clocks.WallClock(tmp_path / name, library) for name in ("one", "other")]
     made[0].set_off(YEAR_S)
     said = [

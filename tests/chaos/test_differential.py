@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one test that rules them all: whatever happens, a mirror reads like the image's file.
+"""Differential test: under all faults together a mirror reads like the image's file.
 
-Three agents with caches far too small serve one image to random readers, while
-workers are killed, stopped and frozen, bits flip in their slab files, a peer
-lies, the ring changes, and the source fails every fifth request.  No read may
-fail and no byte may differ.
+Three agents with caches far too small serve one image to random readers, while workers are killed,
+stopped and frozen, bits flip in their slab files, a peer lies, the ring changes, and the source
+fails every fifth request.  No read may fail and no byte may differ.
 
-Everything is chosen by one seed; ACSTOR_TEST_SEED sets another one.
+One seed decides everything; ACSTOR_TEST_SEED sets another one.
 """
 
 import contextlib
@@ -33,9 +32,9 @@ MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 SEED = int(os.environ.get("ACSTOR_TEST_SEED", "1"))
 CHAOS_S, MOST_S = 7.0, 40.0
-"""How long chaos lasts, and at most: a busy machine needs longer until all has gone wrong once."""
+"""Duration of the chaos, and its limit: a busy machine needs longer to reach each fault."""
 LIFE_S = 140.0
-"""MOST_S, and all that is waited for after it."""
+"""MOST_S, and all waits after it."""
 OPTIONS = {
     "cache_limit_bytes": 4 * MIB,
     "constants": {tuned.READ_AHEAD_LIMIT_BYTES: MIB},
@@ -43,20 +42,20 @@ OPTIONS = {
 
 
 def image_bytes() -> bytes:
-    """Return an image with zeros, with chunks that are alike, and with an odd end."""
+    """Return an image with zeros, equal chunks, and an odd end."""
     unique = local.random_bytes(16 * MIB, seed=SEED, zero_share=0.1)
     return unique + unique[: 3 * MIB] + unique[5 * MIB + 4096 : 6 * MIB] + b"the end"
 
 
 def wrong_bytes(handler, asked: http_server.Asked) -> None:
-    """Answer in good form with one bit flipped."""
+    """Send a well-formed response with one flipped bit."""
     at = asked.start + len(asked.part) // 2
     body = asked.body[:at] + bytes([asked.body[at] ^ 4]) + asked.body[at + 1 :]
     http_server.fine(handler, http_server.Asked(body, asked.start, asked.stop, asked.headers))
 
 
 class FlakySource:
-    """Every fifth answer is one of these faults."""
+    """Every fifth response has one of these faults."""
 
     FAULTS = (
         http_server.status(503),
@@ -72,7 +71,7 @@ class FlakySource:
         self.faults = 0
 
     def __call__(self, handler, asked: http_server.Asked) -> None:
-        """Answer, well in four cases of five."""
+        """Respond, correctly in four cases of five."""
         if not handler.path.endswith(".raw") or self._rng.random() >= 0.2:
             http_server.fine(handler, asked)
             return
@@ -81,7 +80,7 @@ class FlakySource:
 
 
 class Chaos:
-    """What goes wrong; each method is one fault that has passed when it returns."""
+    """The faults; each method is one fault that is over when it returns."""
 
     def __init__(self, cloud: hosts.Cloud, peer: lying_peer.LyingPeer, rng: random.Random) -> None:
         self._cloud, self._peer, self._rng = cloud, peer, rng
@@ -90,7 +89,7 @@ class Chaos:
         self.done: list[str] = []
 
     def __call__(self) -> None:
-        """Do one fault; all had their turn, in whatever order, before one comes again."""
+        """Do one fault; each comes once, in random order, before one repeats."""
         faults = [self.kill_worker, self.stop_worker, self.freeze_worker, self.flip_bits, self.ring]
         self._left = self._left or self._rng.sample(faults, len(faults))
         fault = self._left.pop()
@@ -107,12 +106,12 @@ class Chaos:
         hosts.kill(self._worker_pid(agent))
 
     def stop_worker(self, agent: agents.Agent) -> None:
-        """SIGTERM: it may finish what it writes."""
+        """SIGTERM: it may finish its writes."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._worker_pid(agent), signal.SIGTERM)
 
     def freeze_worker(self, agent: agents.Agent) -> None:
-        """Longer than its peers wait for it."""
+        """For longer than its peers' time-out."""
         with hosts.frozen(self._worker_pid(agent)):
             time.sleep(0.7)
 
@@ -136,7 +135,7 @@ class Chaos:
                 file.write(bytes([byte[0] ^ 1 << self._rng.randrange(8)]))
 
     def ring(self, agent: agents.Agent) -> None:
-        """Take the liar off the ring or put it back, and now and then a host."""
+        """Remove the liar from the ring or put it back, and sometimes a host."""
         self._epoch += 1
         ports = dict(self._cloud.ports)
         if self._rng.random() < 0.5:
@@ -147,14 +146,14 @@ class Chaos:
 
 
 def is_dead(pid: int | None) -> bool:
-    """Say that a process has ended, though its parent may not know."""
+    """Return whether a process has ended, even if its parent has not reaped it."""
     try:
         return ") Z " in pathlib.Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
         return True
 
 
-def test_mirrors_read_like_the_file_whatever_happens(tmp_path):
+def test_mirrors_read_like_the_file_under_all_faults(tmp_path):
     print(f"ACSTOR_TEST_SEED={SEED}")
     rng = random.Random(SEED)
     images = local.ImageFolder(tmp_path / "images")
@@ -196,7 +195,7 @@ def test_mirrors_read_like_the_file_whatever_happens(tmp_path):
 def what_happened(
     cloud: hosts.Cloud, peer: lying_peer.LyingPeer, flaky: FlakySource
 ) -> dict[str, bool]:
-    """Return what went wrong: a test in which nothing did shows nothing."""
+    """Return which faults occurred: without faults the test proves nothing."""
     logs = "".join(agent.log() for agent in cloud.agents.values())
     return {
         "the source failed": flaky.faults > 10,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable disks whose workers, agents and host's disk fail under a guest that writes."""
+"""Writable disks whose workers, agents and host's disk fail under a writing guest."""
 
 import contextlib
 import errno
@@ -45,7 +45,7 @@ def check_equal(path: pathlib.Path, plain: pathlib.Path) -> None:
     subprocess.run(["cmp", path, plain], check=True, timeout=20)
 
 
-def test_worker_killed_again_and_again_under_a_writer_loses_no_write(tmp_path, images, plain):
+def test_repeatedly_killed_workers_lose_no_write(tmp_path, images, plain):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     rng = random.Random(1)
@@ -72,7 +72,7 @@ def test_worker_killed_again_and_again_under_a_writer_loses_no_write(tmp_path, i
             check_equal(path, plain)
 
 
-def test_agent_killed_as_a_whole_loses_no_write_that_was_answered(tmp_path, images, plain):
+def test_killed_agent_loses_no_completed_write(tmp_path, images, plain):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         path = make(agent, image_id)
@@ -87,14 +87,14 @@ def test_agent_killed_as_a_whole_loses_no_write_that_was_answered(tmp_path, imag
             agent.stop()
             agent.start()
             agent.wait_ready()
-            offset, length = tally.failed  # nobody can say how much of it was done
+            offset, length = tally.failed  # an unknown part of it was done
             with plain.open("rb+") as truth, path.open("rb", buffering=0) as disk:
                 truth.seek(offset)
                 truth.write(os.pread(disk.fileno(), length, offset))
             check_equal(path, plain)
 
 
-def test_agent_that_is_stopped_makes_disks_safe_first(tmp_path, images):
+def test_stopping_agent_syncs_its_disks(tmp_path, images):
     image_id = images.add(DATA)
     with hosts.running(tmp_path / "h1", images) as agent:
         path = make(agent, image_id)
@@ -116,7 +116,7 @@ def running_on_small_disk(folder, images, disk_bytes):
         yield agent, disk
 
 
-def test_full_disk_is_told_to_the_writer_and_nothing_is_lost(tmp_path, images):
+def test_full_disk_returns_enospc_and_loses_no_data(tmp_path, images):
     image_id = images.add(DATA)
     with running_on_small_disk(tmp_path, images, 4 * MIB) as (agent, folder):
         path = make(agent, image_id)
@@ -141,7 +141,7 @@ def test_full_disk_is_told_to_the_writer_and_nothing_is_lost(tmp_path, images):
         assert agent.status()["worker_pid"] == agent.worker_pid()
 
 
-def test_full_disk_makes_no_half_a_disk(tmp_path, images):
+def test_full_disk_leaves_no_partial_disk(tmp_path, images):
     image_id = images.add(DATA)
     with running_on_small_disk(tmp_path, images, MIB) as (agent, folder):
         agents.request(agent.control_socket, "attach-image", image_id=image_id)

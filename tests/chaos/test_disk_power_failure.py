@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Power failures: of what was not synced, any page may have reached the disk and any may not."""
+"""Power failures: each unsynced page may or may not have reached the disk."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ FAILURES = 8
 
 
 class SafePages:
-    """What of files is safe: all of it at the last fdatasync, since then nobody knows."""
+    """Durable pages of files: all of a file at its last fdatasync; later pages are uncertain."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._safe: dict[str, bytes] = {}
@@ -40,7 +40,7 @@ class SafePages:
             self._safe[path] = file.read()
 
     def fail(self, folder: os.PathLike[str], rng: random.Random) -> None:
-        """Leave each page of each file as it was when it was safe, or as it is now."""
+        """Leave each page of each file at its durable or at its present content."""
         for entry in os.scandir(folder):
             with open(entry.path, "rb+") as file:
                 now = file.read()
@@ -58,7 +58,7 @@ def pages_of(data: bytes | bytearray) -> list[bytes]:
 
 @pytest.mark.allow_log(r"chunks were not synced when the host went down|the power fails")
 @pytest.mark.parametrize("seed", range(12))
-async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch, seed):
+async def test_pages_after_a_power_failure_are_old_or_new_ones(tmp_path, monkeypatch, seed):
     rng = random.Random(seed)
     async with one_host.one_host(tmp_path, data=DATA) as host:
         folder = tmp_path / "disks"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is believed of a chaos run's guests: its lines are judged, and QEMU is real."""
+"""The judgement of a chaos run's guests, by their output; QEMU is real."""
 
 import hashlib
 import os
@@ -26,14 +26,14 @@ GOOD = [line(0, 0, TRUTH[0]), line(0, 1, TRUTH[1]), line(1, 0, TRUTH[0])]
 
 
 @pytest.mark.parametrize("cut", range(0, 200, 7))
-def test_right_lines_are_counted_however_they_come(cut):
+def test_right_lines_are_counted_under_any_split(cut):
     made, text = guests.Console(TRUTH), b"SeaBIOS\r\n" + b"".join(GOOD)
     made.hear(text[:cut])
     made.hear(text[cut:])
     assert (made.reads, made.found, made.next_part) == (3, [], 1)
 
 
-def test_line_that_has_not_ended_is_not_judged():
+def test_incomplete_line_is_not_judged():
     made = guests.Console(TRUTH)
     made.hear(GOOD[0].rstrip())
     assert made.reads == 0
@@ -52,13 +52,13 @@ def test_line_that_has_not_ended_is_not_judged():
         (b"error: file `/vmlinuz' not found.\n", "not found"),
     ],
 )
-def test_what_is_wrong_is_found(text, wanted):
+def test_faults_in_the_output_are_found(text, wanted):
     made = guests.Console(TRUTH)
     made.hear(text)
     assert len(made.found) == 1 and wanted in made.found[0]
 
 
-def test_line_of_a_kernel_that_lacks_nothing_is_no_fault():
+def test_harmless_kernel_line_is_no_fault():
     made = guests.Console(TRUTH)
     made.hear(b"[    0.048000] tsc: Unable to calibrate against PIT\n[ 1.0] x86/fpu: error codes\n")
     assert made.found == []
@@ -88,12 +88,12 @@ PRINT = bytes.fromhex("be157c 31c0 8ed8 ac 84c0 7406 baf803 ee ebf5 f4 ebfd")
 
 
 def disk_that_prints(text):
-    """Return a disk whose boot sector prints a text on the serial line, and does no more."""
+    """Return a disk whose boot sector only prints a text on the serial line."""
     sector = (PRINT + text + b"\0").ljust(510, b"\0") + b"\x55\xaa"
     return sector.ljust(guest_disk.PART_BYTES, b"\0")
 
 
-def test_what_a_guest_prints_of_its_disk_is_counted_and_judged(start):
+def test_output_of_a_real_guest_is_counted_and_judged(start):
     wrong = hashlib.sha256(b"").hexdigest()
     booted = start(disk_that_prints(line(0, 0, wrong)))
     hosts.wait_until(lambda: booted.state.reads, "a line of the guest", PATIENCE_S)
@@ -105,7 +105,7 @@ def test_what_a_guest_prints_of_its_disk_is_counted_and_judged(start):
 
 
 @pytest.mark.parametrize("script", ["while True: pass", "import time; time.sleep(99)"])
-def test_who_computes_is_told_from_who_waits(script):
+def test_computing_process_is_distinguished_from_a_waiting_one(script):
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         try:
             time.sleep(1.0)  # both compute at first

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent in a mount namespace of its own, as in a container, whose mount a holder keeps.
+"""An agent in a mount namespace of its own, as in a container, with its mount kept by a holder.
 
-Holder, agent, mount and guests are real.  The mount reaches the guests' namespace as it does from
-a container: its folder is a shared mount (``rshared``).
+Holder, agent, mount and guests are real.  The mount reaches the guests' namespace as it does from a
+container: its folder is a shared mount (``rshared``).
+
 """
 
 import contextlib
@@ -32,7 +33,7 @@ NOBODY = 65534
 
 
 class Contained:
-    """An agent that is started in a namespace of its own, and its holder."""
+    """An agent that starts in a namespace of its own, and its holder."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -59,7 +60,7 @@ class Contained:
         self.holder.wait(DEADLINE_S)
 
     def ask(self, word, fds=()):
-        """Return the holder's answer and how many descriptors came with it."""
+        """Return the holder's response and the number of received descriptors."""
         answer = fd_holder._ask(self.state_dir / fd_holder.SOCKET, word, fds)
         if answer is None:
             return None
@@ -83,7 +84,7 @@ class Contained:
         return 0
 
     def end(self, number):
-        """Stop the container; SIGKILL ends all that is in it."""
+        """Stop the container; SIGKILL ends all its processes."""
         self.agent.send_signal(number)
         return self.agent.wait(DEADLINE_S)
 
@@ -109,7 +110,7 @@ class Contained:
 
 def unmount(folder):
     for point in reversed(hosts.mounts(folder.parent)):
-        with contextlib.suppress(errors.Unusable):  # it went with its agent
+        with contextlib.suppress(errors.Unusable):  # it ended with its agent
             runs.tool(["umount", "--lazy", point])
     assert hosts.mounts(folder.parent) == []
 
@@ -137,7 +138,7 @@ def test_guests_see_no_error_when_the_container_is_replaced(contained, number):
     contained.start()
     with contained.reading() as readers:
         contained.end(number)
-        time.sleep(0.5)  # nobody serves
+        time.sleep(0.5)  # no agent serves
         contained.start()
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
@@ -148,7 +149,7 @@ def test_guests_see_no_error_when_the_container_is_replaced(contained, number):
     assert str(contained.folder / "mirror") not in hosts.mounts(contained.folder)
 
 
-def test_next_holder_is_given_the_mount_while_the_agent_runs(contained):
+def test_new_holder_receives_the_mount_while_the_agent_runs(contained):
     contained.start()
     with contained.reading() as readers:
         contained.end_holder()
@@ -164,8 +165,8 @@ def test_next_holder_is_given_the_mount_while_the_agent_runs(contained):
     assert contained.log().count("taking back the mount") == 1
 
 
-def test_worker_that_is_older_than_its_holder_ends_with_its_supervisor(contained):
-    """Else it would serve on beside the next one, or keep that from its folders."""
+def test_worker_older_than_its_holder_ends_with_its_supervisor(contained):
+    """Otherwise it would serve beside the next one, or lock its folders."""
     contained.end_holder()
     contained.start()
     pid = contained.agent.pid
@@ -174,7 +175,7 @@ def test_worker_that_is_older_than_its_holder_ends_with_its_supervisor(contained
     contained.start_holder()
     keeps = "the holder keeps the mount"
     hosts.wait_until(lambda: keeps in contained.log(), "the mount", DEADLINE_S)
-    time.sleep(0.5)  # the worker is told just now
+    time.sleep(0.5)  # the worker is informed just now
     assert worker.exists()
     contained.end(signal.SIGKILL)
     hosts.wait_until(lambda: not worker.exists(), "the worker's end", DEADLINE_S)
@@ -182,7 +183,7 @@ def test_worker_that_is_older_than_its_holder_ends_with_its_supervisor(contained
     assert contained.log().count("taking back the mount") == 1
 
 
-def test_agent_without_its_holder_does_not_take_the_mount_from_guests(contained):
+def test_agent_without_its_holder_keeps_the_mount_of_its_guests(contained):
     contained.start()
     with contained.reading() as readers:
         contained.end_holder()
@@ -194,7 +195,7 @@ def test_agent_without_its_holder_does_not_take_the_mount_from_guests(contained)
     assert contained.agent.poll() is None
 
 
-def test_holder_that_hangs_costs_guests_nothing(contained):
+def test_hung_holder_does_not_affect_guests(contained):
     contained.start()
     with contained.reading() as readers:
         with hosts.frozen(contained.holder.pid):
@@ -221,7 +222,7 @@ def test_second_holder_is_refused_while_the_first_one_is_stopped(contained):
         assert path.stat().st_ino == before
 
 
-def test_silent_and_senseless_clients_are_let_go(contained):
+def test_silent_or_malformed_clients_are_disconnected(contained):
     path = str(contained.state_dir / fd_holder.SOCKET)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
         silent.connect(path)
@@ -236,8 +237,8 @@ def test_silent_and_senseless_clients_are_let_go(contained):
     assert "/dev/null" not in [os.readlink(fd) for fd in held.iterdir() if int(fd.name) > 2]
 
 
-def test_others_than_its_own_user_are_not_answered(contained):
-    """Its folder keeps them out already; this is what is behind that."""
+def test_clients_of_other_users_are_refused(contained):
+    """The folder's mode keeps them out already; this is the second line of defence."""
     contained.state_dir.chmod(0o711)
     (contained.state_dir / fd_holder.SOCKET).chmod(0o666)
     ask = (

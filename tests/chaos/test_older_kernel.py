@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that die, and a relay that does, where the kernel cannot give requests to the next one.
+"""Dying workers and relays, where the kernel cannot resend requests to the next worker.
 
-The agent is shown an older version of the kernel; all else is real.
+The agent sees an older kernel version; all else is real.
+
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def managed(tmp_path):
         yield made
 
 
-def test_worker_killed_again_and_again_costs_no_read(managed):
+def test_killed_workers_fail_no_read_behind_a_relay(managed):
     rng = random.Random(1)
     relay, _ = managed.children()
     with managed.reading() as readers:
@@ -52,7 +53,7 @@ def test_worker_killed_again_and_again_costs_no_read(managed):
     assert managed.children()[0] == relay
 
 
-def test_relay_killed_again_and_again_costs_no_read(managed):
+def test_repeatedly_killed_relays_fail_no_read(managed):
     with managed.reading() as readers:
         for killed in range(3):
             relay, worker = managed.children()
@@ -66,7 +67,7 @@ def test_relay_killed_again_and_again_costs_no_read(managed):
     assert managed.log().count("the relay ended") == 3
 
 
-def test_relay_killed_again_and_again_under_a_writer_loses_no_write(managed, tmp_path):
+def test_repeatedly_killed_relays_lose_no_write(managed, tmp_path):
     plain = tmp_path / "plain"
     shutil.copyfile(managed.truth, plain)
     made = agents.request(
@@ -88,8 +89,8 @@ def test_relay_killed_again_and_again_under_a_writer_loses_no_write(managed, tmp
     subprocess.run(["cmp", path, plain], check=True, timeout=DEADLINE_S)
 
 
-def test_all_that_is_killed_at_once_costs_no_read(managed):
-    """As a service manager does with what is left of a unit whose main process was killed."""
+def test_kill_of_all_processes_at_once_fails_no_read(managed):
+    """As a service manager does with the rest of a unit whose main process was killed."""
     with managed.reading() as readers:
         for _ in range(2):
             relay, worker = managed.children()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing is killed at every step; the map is right or absent, and no work is lost for ever."""
+"""Pre-hashing killed at every step: the map is valid or absent, and progress is kept."""
 
 import json
 import os
@@ -29,10 +29,11 @@ COMMAND = [
 
 
 def run_killed_at(step: int, image: pathlib.Path, map_path: pathlib.Path) -> int:
-    """Pre-hash in a child that kills itself at its ``step``-th step; return how it ended.
+    """Pre-hash in a child that kills itself at its ``step``-th step; return its exit status.
 
-    A step is whatever the interpreter audits (open, rename, remove, locks ...) and each report
-    of progress.
+    A step is every event audited by the interpreter (open, rename, remove, locks ...) and each
+    report of progress.
+
     """
     child = os.fork()
     if child:
@@ -69,7 +70,7 @@ def image(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_kill_at_any_step_leaves_a_right_map_or_none(image: pathlib.Path) -> None:
+def test_kill_at_any_step_leaves_a_valid_map_or_none(image: pathlib.Path) -> None:
     map_path = image.with_suffix(".acmap")
     for step in range(1, 1000):
         for path in image.parent.glob("image.acmap*"):
@@ -87,7 +88,7 @@ def test_kill_at_any_step_leaves_a_right_map_or_none(image: pathlib.Path) -> Non
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_again_and_again_it_still_gets_done(image: pathlib.Path, seed: int) -> None:
+def test_prehash_completes_despite_repeated_kills(image: pathlib.Path, seed: int) -> None:
     map_path = image.with_suffix(".acmap")
     dice = random.Random(seed)
     ends = [run_killed_at(dice.randint(1, 20), image, map_path)]
@@ -97,7 +98,7 @@ def test_killed_again_and_again_it_still_gets_done(image: pathlib.Path, seed: in
     check(map_path, image)
 
 
-def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.Path) -> None:
+def test_killed_command_resumes_its_work(tmp_path: pathlib.Path) -> None:
     image = tmp_path / f"{IMAGE_ID}.raw"
     with image.open("wb") as file:
         for gibibyte in range(0, 256, 16):
@@ -120,7 +121,7 @@ def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.P
 
 
 RECORD_OF_ZEROS = 36
-"""Bytes in the log."""
+"""Bytes of a run's record in the log."""
 
 
 def kill_when_longer(path: pathlib.Path, length_bytes: int, command: list[str]) -> None:

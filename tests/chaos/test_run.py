@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half a minute of the chaos suite, and that it plans and finds what it says."""
+"""A quarter of a minute of the chaos suite, and tests of its plan and its findings."""
 
 import contextlib
 import itertools
@@ -30,8 +30,8 @@ STORM_S = 9.0
 
 @hosts.needs_fuse
 @hosts.needs_take_over
-def test_quarter_of_a_minute_breaks_no_promise():
-    """An operator ends it by ^C."""
+def test_run_of_a_quarter_minute_has_no_findings():
+    """^C ends it."""
     argv = [sys.executable, "-m", "tests.chaos.run", "--seed", "5", "--minutes", "5"]
     running = subprocess.Popen(
         [*argv, "--hosts", "2", "--verbose"], stdout=subprocess.PIPE, text=True
@@ -49,7 +49,7 @@ def test_quarter_of_a_minute_breaks_no_promise():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_two_steps_take_one_resource_and_each_ends_before_the_calm(seed):
+def test_steps_do_not_share_resources_and_end_before_the_calm(seed):
     steps = plan.make(seed, HOSTS, LENGTH_S)
     calms = plan.calms(LENGTH_S)
     assert [step.at_s for step in steps] == sorted(step.at_s for step in steps)
@@ -60,7 +60,7 @@ def test_no_two_steps_take_one_resource_and_each_ends_before_the_calm(seed):
             assert one.until_s < later.at_s, takes
 
 
-def test_plan_is_a_function_of_the_seed_and_knows_every_kind():
+def test_plan_depends_only_on_the_seed_and_uses_every_kind():
     steps = plan.make(1, HOSTS, LENGTH_S)
     assert steps == plan.make(1, HOSTS, LENGTH_S)
     assert {step.name for step in steps} == set(plan.KINDS) == set(actions.ACTIONS)
@@ -68,7 +68,7 @@ def test_plan_is_a_function_of_the_seed_and_knows_every_kind():
     assert ways == {(name, way) for name, kind in plan.KINDS.items() for way in kind.ways}
 
 
-def test_part_of_a_plan_is_done_at_its_times():
+def test_selected_steps_of_a_plan_keep_their_times():
     steps = plan.make(1, HOSTS, 60.0)
     some = plan.only(steps, {1, 3, 5}, 4)
     assert some == [steps[1], steps[3]]
@@ -102,7 +102,7 @@ class AlwaysRunning:
 
 
 @pytest.mark.parametrize("way", readers.WAYS)
-def test_wrong_byte_is_found_once(tmp_path, start, way):
+def test_wrong_byte_is_reported_once(tmp_path, start, way):
     mirror = tmp_path / "mirror"
     mirror.write_bytes(bytes(5000) + b"!" + bytes(8192 - 5001))
     made = watch.Watch(["h1"])
@@ -111,14 +111,14 @@ def test_wrong_byte_is_found_once(tmp_path, start, way):
     assert f"{way}: " in made.findings[0]
 
 
-def test_reader_that_ends_and_one_that_waits_are_found(tmp_path, start):
+def test_reader_that_ends_or_hangs_is_a_finding(tmp_path, start):
     made = watch.Watch(["h1"], read_limit_s=0.5)
     look_until(made, start(tmp_path / "none"), "ended by exit status 1")
-    os.mkfifo(tmp_path / "pipe")  # who opens it waits
+    os.mkfifo(tmp_path / "pipe")  # an open of it blocks
     look_until(made, start(tmp_path / "pipe", way="buffered"), "nothing explains it")
 
 
-def test_wait_that_a_step_explains_is_no_finding(tmp_path, start):
+def test_wait_explained_by_a_step_is_no_finding(tmp_path, start):
     os.mkfifo(tmp_path / "pipe")
     made = watch.Watch(["h1", "h2"], read_limit_s=0.5)
     reader = start(tmp_path / "pipe", way="buffered")
@@ -133,18 +133,18 @@ def test_wait_that_a_step_explains_is_no_finding(tmp_path, start):
     look_until(made, reader, "nothing explains it")
 
 
-def test_reader_that_goes_on_is_no_finding(tmp_path, start):
+def test_reader_that_makes_progress_is_no_finding(tmp_path, start):
     (tmp_path / "whole").write_bytes(bytes(8192))
     assert run.go_on({"h1": [start(tmp_path / "whole", way="buffered")]}, PATIENCE_S) == []
 
 
-def test_reader_none_of_whose_reads_ends_is_found(tmp_path, start):
+def test_reader_without_progress_is_a_finding(tmp_path, start):
     os.mkfifo(tmp_path / "pipe")
     waiting = start(tmp_path / "pipe", way="buffered")
     assert run.go_on({"h1": [waiting]}, 1.0) == [f"{waiting.name}: no read ended in 1 s"]
 
 
-def test_read_that_does_not_end_and_wrong_bytes_are_said():
+def test_hanging_reads_and_wrong_bytes_are_reported():
     assert actions.read_wrong(["sleep", "60"], b"", 0.2) == "it did not end in 0.2 s"
     assert actions.read_wrong(["echo", "a"], b"b\n", PATIENCE_S) == "wrong bytes"
     assert "/none" in actions.read_wrong(["dd", "if=/none"], b"", PATIENCE_S)
@@ -153,7 +153,7 @@ def test_read_that_does_not_end_and_wrong_bytes_are_said():
 
 @hosts.needs_fuse
 @hosts.needs_take_over
-def test_killed_run_leaves_no_process_and_its_mounts_are_swept():
+def test_processes_and_mounts_of_a_killed_run_are_removed():
     argv = [
         sys.executable,
         "-m",
@@ -181,7 +181,7 @@ def reading(folder):
 
 
 def pids_of(folder):
-    """Return the command lines that name the folder of a run, by process."""
+    """Return the command lines that contain a run's folder, by process."""
     found = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -191,7 +191,7 @@ def pids_of(folder):
     return found
 
 
-def test_step_that_cannot_be_done_and_agent_that_is_gone_are_findings():
+def test_failed_step_and_missing_agent_are_findings():
     made = watch.Watch(["h1"])
     step = plan.make(1, ["h1"], 60.0)[0]
 
@@ -212,7 +212,7 @@ class Gone:
         return ""
 
 
-def test_step_that_finds_nothing_to_do_is_counted(tmp_path):
+def test_step_without_anything_to_do_is_counted(tmp_path):
     made = world.World(tmp_path, 1, ["h1"])
     made.hosts["h1"] = WithoutSlabs()
     for name in ("freeze-worker", "rot", "delete-slab"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that is told to stop while guests use its mount, and no service manager keeps it.
+"""An agent told to stop while guests use its mount, without a service manager that keeps it.
 
 Agent, mount and readers are real; another process holds the image open.
+
 """
 
 import contextlib
@@ -28,7 +29,7 @@ HOLD = "import sys; file = open(sys.argv[1], 'rb'); print(1, flush=True); sys.st
 
 
 class Stopped:
-    """An agent without a service manager, and somebody who has an image open."""
+    """An agent without a service manager, and a process that has an image open."""
 
     def __init__(self, folder, with_guests):
         images = local.ImageFolder(folder / "source")
@@ -54,7 +55,7 @@ class Stopped:
 
     @contextlib.contextmanager
     def held(self):
-        """Have the image open in a process that calls itself as QEMU does; yield it."""
+        """Hold the image open in a process with QEMU's name; yield it."""
         argv = [sys.executable, "-c", HOLD, self.mirror, "guest=instance-7,debug-threads=on"]
         holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
@@ -85,13 +86,13 @@ def stopped(tmp_path, request):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_mount_is_not_taken_from_running_guests(stopped, number):
+def test_stop_is_refused_while_guests_run(stopped, number):
     with (
         guest_readers.Readers(stopped.truth, [stopped.mirror], seed=3) as readers,
         stopped.held() as holder,
     ):
         hosts.wait_until(lambda: open_files.pids_with_open(str(stopped.mirror)), "them", DEADLINE_S)
-        for asked in range(1, 4):  # asking again does not force it
+        for asked in range(1, 4):  # repeated requests do not force it
             stopped.process.send_signal(number)
             hosts.wait_until(lambda: len(stopped.refusals()) >= asked, "it", DEADLINE_S)  # noqa: B023
         name = re.escape(
@@ -109,8 +110,8 @@ def test_mount_is_not_taken_from_running_guests(stopped, number):
     assert "Traceback" not in stopped.log()
 
 
-def test_refused_stop_is_not_carried_out_later_by_itself(stopped):
-    """Nobody waits for it, so nobody expects it."""
+def test_refused_stop_is_not_carried_out_later(stopped):
+    """No caller waits for it any more."""
     with stopped.held():
         stopped.process.send_signal(signal.SIGTERM)
         hosts.wait_until(stopped.refusals, "the refusal", DEADLINE_S)
@@ -119,7 +120,7 @@ def test_refused_stop_is_not_carried_out_later_by_itself(stopped):
     assert stopped.mirror.read_bytes() == stopped.truth.read_bytes()
 
 
-def test_working_folder_below_the_mount_is_named_too(stopped):
+def test_process_with_its_working_folder_below_the_mount_is_named(stopped):
     shell = subprocess.Popen(["sleep", "60"], cwd=stopped.mount_point / "images")
     try:
         stopped.process.send_signal(signal.SIGTERM)
@@ -142,7 +143,7 @@ def test_worker_that_dies_after_a_refusal_is_replaced(stopped):
 
 
 @pytest.mark.parametrize("stopped", ["unmount"], indirect=True)
-def test_operator_may_choose_that_it_stops(stopped):
+def test_forced_stop_unmounts_under_a_guest(stopped):
     with stopped.held():
         stopped.process.send_signal(signal.SIGTERM)
         assert stopped.process.wait(DEADLINE_S) == 0

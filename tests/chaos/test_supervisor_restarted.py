@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A supervisor that is killed or restarted under readers, where a service manager keeps the mount.
+"""A supervisor killed or restarted under readers, with a service manager that keeps the mount.
 
-The descriptors are really held by another process, over a real socket; the
-mount, the agent and the readers are real.
+Another process really holds the descriptors, over a real socket; the mount, the agent and the
+readers are real.
+
 """
 
 import base64
@@ -41,7 +42,7 @@ def managed(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, number):
+def test_readers_see_no_error_when_a_supervisor_restarts(managed, number):
     assert [len(fds) for fds in managed.manager.kept.values()] == [2]
     with managed.reading() as readers:
         for _ in range(3):
@@ -54,8 +55,8 @@ def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, num
     assert managed.log().count("taking back the mount") == 3
 
 
-def test_mount_that_waited_for_long_is_taken_back(managed):
-    """The kernel has forgotten by then what it knew of the mount, and nobody can be asked."""
+def test_mount_is_taken_over_after_a_long_outage(managed):
+    """By then the kernel's caches of the mount have expired, and no process serves it."""
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         time.sleep(fuse_attributes.LAST_S + 1.0)
@@ -66,8 +67,8 @@ def test_mount_that_waited_for_long_is_taken_back(managed):
 
 
 @pytest.mark.parametrize("kernel", [managed_agent.NEWER_KERNEL, managed_agent.OLDER_KERNEL])
-def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path, kernel):
-    """The next supervisor's worker knows as well who is being killed."""
+def test_reads_keep_waiting_for_the_source_across_a_restart(tmp_path, kernel):
+    """The next supervisor's worker also detects killed processes."""
     data = local.random_bytes(2 * MIB)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(http_server.serve({}))
@@ -98,13 +99,13 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path, kernel):
 
 
 def record_of(managed):
-    """Return the descriptor of the record that is kept."""
+    """Return the descriptor of the kept record."""
     fds = managed.manager.kept[service_manager.MOUNT]
     return next(fd for fd in fds if mount_record.is_record(fd))
 
 
 def keep_only(managed, is_record, name=service_manager.MOUNT):
-    """Have the manager keep one of the two descriptors."""
+    """Let the manager keep only one of the two descriptors."""
     for fd in managed.manager.kept.pop(service_manager.MOUNT):
         if mount_record.is_record(fd) == is_record:
             managed.manager.kept[name] = [fd]
@@ -113,7 +114,7 @@ def keep_only(managed, is_record, name=service_manager.MOUNT):
 
 
 class Record:
-    """What is kept of the mount's record, as another version would have written it."""
+    """The kept record of the mount, as another version would have written it."""
 
     def __init__(self, fd):
         self._fd = fd
@@ -129,7 +130,7 @@ class Record:
         self._write(b"".join(json.dumps(fact).encode() + b"\n" for fact in facts))
 
     def change_flags(self, flip):
-        """Have the kernel been told other flags than it was."""
+        """Record other flags of FUSE_INIT than the kernel got."""
         reply = bytearray(base64.b64decode(self.facts[1]["reply"]))
         (flags,) = struct.unpack_from("<I", reply, 28)
         struct.pack_into("<I", reply, 28, flags ^ flip)
@@ -140,7 +141,7 @@ class Record:
         os.pwrite(self._fd, data, 0)
 
 
-def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wait(managed):
+def test_incompatible_version_names_the_reason_and_guests_wait(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         record = Record(record_of(managed))
@@ -161,7 +162,7 @@ def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wa
     assert tally.reads > 0
 
 
-def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
+def test_version_that_offers_more_fuse_flags_takes_the_mount_over(managed):
     managed.end(signal.SIGKILL)
     Record(record_of(managed)).change_flags(ASYNC_READ)
     managed.start()
@@ -169,7 +170,7 @@ def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
     assert managed.log().count("taking back the mount") == 1
 
 
-def test_mount_that_nobody_uses_is_made_anew_by_a_version_that_cannot_serve_it(managed):
+def test_unused_mount_is_replaced_by_an_incompatible_version(managed):
     managed.end(signal.SIGKILL)
     Record(record_of(managed)).change(0, numbers=99)
     managed.refuse()
@@ -180,7 +181,7 @@ def test_mount_that_nobody_uses_is_made_anew_by_a_version_that_cannot_serve_it(m
 
 
 @pytest.mark.parametrize("name", [service_manager.MOUNT, "fuse"])
-def test_mount_without_a_record_that_nobody_uses_is_made_anew(managed, name):
+def test_unused_mount_without_a_record_is_replaced(managed, name):
     managed.end(signal.SIGKILL)
     keep_only(managed, is_record=False, name=name)
     managed.start()
@@ -189,7 +190,7 @@ def test_mount_without_a_record_that_nobody_uses_is_made_anew(managed, name):
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
 
 
-def test_guests_of_a_mount_without_a_record_wait_and_the_agent_says_so(managed):
+def test_guests_of_a_mount_without_a_record_wait_and_it_is_logged(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         record = os.dup(record_of(managed))
@@ -202,7 +203,7 @@ def test_guests_of_a_mount_without_a_record_wait_and_the_agent_says_so(managed):
     assert (tally.errors, tally.wrong) == ([], [])
 
 
-def test_mount_that_somebody_else_keeps_is_not_waited_for_without_end(managed):
+def test_mount_held_by_another_process_is_abandoned_after_a_time_out(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         kept = dict(managed.manager.kept)
@@ -215,14 +216,14 @@ def test_mount_that_somebody_else_keeps_is_not_waited_for_without_end(managed):
     assert (tally.errors, tally.wrong) == ([], [])
 
 
-def test_record_whose_mount_has_ended_is_let_go(managed):
+def test_record_of_a_dead_mount_is_dropped(managed):
     managed.end(signal.SIGKILL)
     keep_only(managed, is_record=True)
     managed.start()
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
 
 
-def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):
+def test_stop_without_readers_unmounts_and_clears_the_manager(managed):
     assert managed.end(signal.SIGTERM) == 0
     managed.manager.listen("FDSTOREREMOVE", DEADLINE_S)
     assert managed.manager.kept == {}
@@ -231,7 +232,7 @@ def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):
     assert managed.log().count("taking back the mount") == 0
 
 
-def test_mount_that_was_taken_away_meanwhile_is_made_again(managed):
+def test_unmounted_mount_is_created_again_at_the_next_start(managed):
     managed.end(signal.SIGKILL)
     runs.tool(["umount", "--lazy", managed.mount_point])
     managed.start()
@@ -239,7 +240,7 @@ def test_mount_that_was_taken_away_meanwhile_is_made_again(managed):
     assert managed.log().count("taking back the mount") == 0
 
 
-def test_manager_that_kept_nothing_leaves_a_dead_mount_that_is_cleared(managed):
+def test_dead_mount_is_cleared_when_the_manager_kept_nothing(managed):
     managed.end(signal.SIGKILL)
     managed.manager.drop()
     managed.start()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many hosts on the exchange's own core: what must hold, holds, for every seed.
+"""Many hosts on the exchange's own core: the invariants hold for every seed.
 
-A seed that fails is in the name of the test; ``python -m tests.chaos.transfer_swarm`` plays more.
+A failing seed is in the name of the test; ``python -m tests.chaos.transfer_swarm`` plays more.
+
 """
 
 import math
@@ -42,7 +43,7 @@ LINK = 25e6 / 8
 
 @pytest.mark.parametrize("learns_ring", [False, True])
 @pytest.mark.parametrize("seed", range(3, 11))  # 2 takes longer than these
-def test_every_read_is_answered_once_and_right_whatever_breaks(seed, learns_ring):
+def test_reads_are_answered_once_with_right_bytes_under_all_faults(seed, learns_ring):
     run, error = transfer_swarm.play(seed, learns_ring=learns_ring)
     if error is not None:
         transfer_swarm.tell(run, error, None, learns_ring)
@@ -51,8 +52,8 @@ def test_every_read_is_answered_once_and_right_whatever_breaks(seed, learns_ring
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_reads_are_right_where_chunks_go_together_and_part(seed):
-    """Two hosts have the same owners of all chunks, so transfers are as long as they may be."""
+def test_reads_are_right_when_transfers_merge_and_split(seed):
+    """Two hosts have the same owners of all chunks, so transfers are as long as possible."""
     run, error = transfer_swarm.play(seed, hosts=2, run_chunks=16)
     if error is not None:
         transfer_swarm.tell(run, error, 2, run_chunks=16)
@@ -62,7 +63,7 @@ def test_reads_are_right_where_chunks_go_together_and_part(seed):
 
 @pytest.mark.parametrize("segment_chunks", [4, 16])
 @pytest.mark.parametrize("seed", range(4))
-def test_reads_are_right_where_segments_have_homes(seed, segment_chunks):
+def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
     how = None, False, 16, segment_chunks
     run, error = transfer_swarm.play(seed, *how)
     if error is not None:
@@ -85,7 +86,7 @@ came = peer_requests.PeerRequests.chunks_arrived
 
 
 def give_something_else(found, transfer, data):
-    """Answer those who wait with other bytes."""
+    """Answer pending reads with wrong bytes."""
     came(found, transfer, b"what a guest wrote")
 
 
@@ -96,7 +97,7 @@ def read_all_at_once(reads, out, places):
     READS_INIT(reads, out, 1 << 30)
 
 
-FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not kept
+FAULTS = {  # a broken rule, the seed that finds it, and how it is broken
     "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
     "names are not looked at": (32, authorization.Authorization, "may_serve", lambda *_: True),
     "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
@@ -156,11 +157,11 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
 
 
 MORE_SEEDS = (1, 2, 3, 4)
-"""Where the world has changed since a seed was noted, one of these may find the fault as well."""
+"""If the world has changed since a seed was recorded, one of these may find the fault as well."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_the_rules_are_found(fault, monkeypatch):
+def test_swarm_detects_broken_rules(fault, monkeypatch):
     seed, *where = FAULTS[fault]
     monkeypatch.setattr(*where)
     limit = {}
@@ -170,7 +171,7 @@ def test_faults_of_the_rules_are_found(fault, monkeypatch):
     assert any(isinstance(error, transfer_world.Broken) for error in found)
 
 
-def test_same_seed_is_the_same_run():
+def test_same_seed_gives_the_same_run():
     def fingerprint(seed):
         run, error = transfer_swarm.play(seed)
         assert error is None
@@ -212,17 +213,17 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
     for world in (few, many):
         hedges = sum(host.core.counters.hedges for host in world.hosts.values())
         assert sum(world.source.reads.values()) <= 32 + hedges
-        assert max(world.source.reads.values()) <= 2  # by the home, and who acts for it in a hedge
+        assert max(world.source.reads.values()) <= 2  # by the home, and by a hedge
     assert max(many_times.values()) < 4 * max(few_times.values())
 
 
-def test_source_is_never_read_twice_at_a_time_for_one_content():
+def test_source_has_at_most_one_read_in_flight_per_content():
     for topology in (None, ring_view.on_ring):
         world, _ = collective(16, 64, topology=topology)
         assert not world.source.at_once
 
 
-def test_liars_cost_time_only():
+def test_lying_hosts_cost_only_time():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
         kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
@@ -237,11 +238,11 @@ def test_liars_cost_time_only():
     assert sum(host.core.counters.invalid for host in honest)
 
 
-def test_who_knows_no_cid_gets_nothing_of_an_image():
+def test_host_without_cids_gets_no_chunk_of_an_image():
     world = transfer_world.World(4, 4, 16)
     for name in world.names:
         world.add(name, transfer_strangers.Spy if name == "h1" else transfer_hosts.Host)
-    for host in world.hosts.values():  # what is secret is here
+    for host in world.hosts.values():  # the secret CIDs are here
         host.cache.update({chunk.cid: world.content_of(chunk.cid) for chunk in world.secret})
     world.hosts[world.names[0]].cache.clear()
     world.network.run(20.0)
@@ -249,7 +250,7 @@ def test_who_knows_no_cid_gets_nothing_of_an_image():
     assert min(refused[1:]) > 10
 
 
-def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
+def test_background_flood_delays_guests_little_and_completes():
     def waits(is_flooded):
         world = transfer_world.World(5, 4, 400, link_bytes_per_s=LINK)
         for name in world.names:
@@ -282,13 +283,13 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
 def test_every_chunk_is_read_from_the_source_once(name):
     pattern = transfer_patterns.pattern(name, 8, 64, beyond=0)
     read = [transfer_patterns.play(pattern, seed=n, burst_bytes=None).source for n in range(7)]
-    # Where all wait for the source, the first hedges are in vain: four for each host at most.
+    # While all wait for the source, the first hedges are wasted: at most four for each host.
     assert max(read) <= (1.0625 if name == "sync-disjoint" else 1 + 1 / 64)
-    # Elsewhere a hedge may be in vain, where a home answers several hosts at once.
+    # Otherwise a hedge may be wasted if a home serves several hosts at once.
     assert name == "sync-disjoint" or sorted(read)[-2] == 1.0
 
 
-def test_readers_who_follow_have_chunks_before_they_ask_and_those_who_diverge_waste_little():
+def test_prefetch_helps_followers_and_wastes_little_for_diverging_readers():
     same, disjoint = (
         transfer_patterns.pattern(name, 6, 128) for name in ("shifted-same", "sync-disjoint")
     )

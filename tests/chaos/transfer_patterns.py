@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what the exchange's core does with the papers' access patterns, on slow links.
+"""Runs the papers' access patterns on the exchange's core, on slow links.
 
-``python -m tests.chaos.transfer_patterns`` prints tables: the patterns by limit of prefetching, on
-links with and without queues; the parameters of trust; what one bad host costs the others; growth
-with the hosts; and the length of segments.  doc/source/contributor/exchange_design.rst shows what
-follows from them.  A pattern and its figures are those of the benchmarks
-(``evaluation.bench.patterns``), which play the same in the lab: benchmark M1 compares the two.
+``python -m tests.chaos.transfer_patterns`` prints tables: the patterns by prefetch limit, on links
+with and without queues; the parameters of trust; the cost of one bad host for the others; growth
+with the hosts; and the length of segments.  doc/source/contributor/exchange_design.rst draws the
+conclusions.  Patterns and figures are those of the benchmarks (``evaluation.bench.patterns``),
+which run them in the lab: benchmark M1 compares the two.
 """
 
 import argparse
@@ -38,7 +38,7 @@ BEYOND_CHUNKS = 128
 VNODES = 100
 DELAY_S = 1.0
 START_S = 0.01
-"""Hosts that begin at once do so within this."""
+"""Simultaneous hosts start within this time."""
 LONGEST_S = 36_000.0
 SHOWN = (
     *("completion", "throughput", "source", "unread", "prefetched", "wasted", "messages"),
@@ -46,19 +46,19 @@ SHOWN = (
 )
 LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
 AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
-"""What agents have."""
+"""The agents' settings."""
 BAD = ("dead", "frozen", "slow", "lying")
 NAMES = ("sync-same", "shifted-same", "sync-disjoint")
 SEGMENT_LINKS_MBIT = (25.0, 100.0, 400.0, 1000.0, 10_000.0)
 
 
 class Outcome(NamedTuple):
-    """What a run cost; chunks of all hosts together where nothing else is said.
+    """Cost of a run; chunks of all hosts together unless stated otherwise.
 
-    :param figures: what benchmarks measure of the same pattern, by the same names
+    :param figures: measures of the benchmarks for the same pattern, by the same names
     :param prefetched: / chunks read
     :param wasted: prefetched and never read / chunks read
-    :param messages: sent by a host, for a chunk that it read
+    :param messages: sent by a host, per chunk that it read
     :param run_s: processor time of the simulation
     """
 
@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
 
     @property
     def completion(self) -> float:
-        """Until the last guest has read everything / the least that links need for that."""
+        """Time until the last guest has read everything / minimum by the links' rate."""
         return float(self.figures["completion"])
 
     @property
@@ -80,12 +80,12 @@ class Outcome(NamedTuple):
 
     @property
     def source(self) -> float:
-        """Chunks out of the source / different chunks read."""
+        """Chunks read from the source / different chunks read."""
         return float(self.figures["source_ratio"])
 
     @property
     def unread(self) -> float:
-        """Chunks that came for a guest and were never read / chunks read."""
+        """Chunks fetched for a guest and never read / chunks read."""
         return float(self.figures["unread_share"])
 
 
@@ -96,9 +96,9 @@ def pattern(
     beyond: int = BEYOND_CHUNKS,
     link_mbit: float = LINK_MBIT,
 ) -> patterns.Pattern:
-    """Return a pattern by its name, in which each host reads so many chunks.
+    """Return a pattern by its name, with so many chunks read by each host.
 
-    :param beyond: chunks of the image that follow what is read, unless hosts read all of it
+    :param beyond: chunks of the image after the read ones, unless hosts read all of it
     """
     region_bytes, image_bytes = chunks * CHUNK, (chunks + beyond) * CHUNK
     if name == "sync-disjoint":
@@ -118,7 +118,7 @@ def make_world(
 ) -> transfer_world.World:
     """Return a cloud without hosts; ``burst_bytes`` as in :func:`play`.
 
-    :param table: of its v-node table
+    :param table: parameters of its ring table
     """
     table["vnodes"] = VNODES
     if burst_bytes is None:
@@ -138,15 +138,15 @@ def play(
     segment_chunks: int = 1,
     **trust: Any,
 ) -> Outcome:
-    """Let hosts read as a pattern says; the source has the link of a host.
+    """Let hosts read by a pattern; the source has the link of a host.
 
     :param limit: see :class:`prefetcher.Prefetcher`
-    :param burst_bytes: links have queues, and token buckets of this depth, which is the lab's if
-        nothing else is said; None: they have neither
-    :param is_alone: no host knows of the others, as where there is no ring
-    :param may_refer: homes may send who asks to others
+    :param burst_bytes: links have queues, and token buckets of this depth (default: the lab's);
+        None: they have neither
+    :param is_alone: no host knows the others, as without a ring
+    :param may_refer: homes may refer requesters to others
     :param learns_ring: hosts have the variant ``ring``
-    :param segment_chunks: the length of segments, and of what one transfer begins with
+    :param segment_chunks: length of segments, and first length of a transfer
     :param trust: see :class:`transfer_readers.Reader`
     """
     began_s = time.process_time()
@@ -217,9 +217,9 @@ def bad_peer(
     seed: int = 1,
     learns_ring: bool = False,
 ) -> float:
-    """Return the completion of all hosts but the last, which reads nothing and is not well.
+    """Return the completion of all hosts but the last, which is faulty and reads nothing.
 
-    :param kind: ``well``, or one of BAD; who is slow has a twentieth of the rate
+    :param kind: ``well``, or one of BAD; a slow one has a twentieth of the rate
     :param learns_ring: hosts have the variant ``ring``
     """
     link_bytes_s = link_mbit * 1e6 / 8
@@ -241,7 +241,7 @@ def bad_peer(
 
 
 class Row(NamedTuple):
-    """A run of a table, by what is chosen in it."""
+    """A run in a table, by its parameters."""
 
     pattern: str
     hosts: int
@@ -250,7 +250,7 @@ class Row(NamedTuple):
 
 
 def table(rows: Sequence[Row], chunks: int, beyond: int = BEYOND_CHUNKS) -> prettytable.PrettyTable:
-    """Return what runs cost, on links without queues unless a row says otherwise."""
+    """Return the costs of runs, on links without queues unless a row says otherwise."""
     shown = prettytable.PrettyTable(["pattern", "hosts", "what", *SHOWN], align="r")
     for name, hosts, what, options in rows:
         done = play(pattern(name, hosts, chunks, beyond), **{"burst_bytes": None, **options})
@@ -259,7 +259,7 @@ def table(rows: Sequence[Row], chunks: int, beyond: int = BEYOND_CHUNKS) -> pret
 
 
 def limits(chunks: int) -> None:
-    """Show what the limits of prefetching do, on links without queues and with."""
+    """Show the effect of prefetch limits, on links without queues and with."""
     chosen: dict[str, dict[str, Any]] = {
         "0": {"limit": 0},
         "256, no trust": {"limit": prefetcher.UNMATCHED_LIMIT, "first": None},
@@ -276,7 +276,7 @@ def limits(chunks: int) -> None:
 
 
 def trust(chunks: int) -> None:
-    """Show what FIRST and GAIN do to readers who follow each other, and to those who do not."""
+    """Show the effect of FIRST and GAIN on readers that follow each other, and on others."""
     rows = [
         Row(name, 16, f"{first}, {gain}", {"first": first, "gain": gain})
         for first, gain in ((2, 1), (2, 2), (2, 4), (4, 2), (8, 2), (16, 2))
@@ -286,7 +286,7 @@ def trust(chunks: int) -> None:
 
 
 def bad_hosts(chunks: int) -> None:
-    """Show what one bad host costs the others."""
+    """Show the cost of one bad host for the others."""
     shown = prettytable.PrettyTable(["hosts", "the last one is", "completion", "/ well"], align="r")
     for hosts in (3, 16):
         well = bad_peer("well", hosts, chunks)
@@ -308,7 +308,7 @@ def growth(most: int) -> None:
 
 
 def segments(chunks: int) -> None:
-    """Show what homes of segments instead of chunks cost hosts in step, means of two seeds."""
+    """Show the cost of segment homes for hosts in lockstep, means of two seeds."""
     shown = prettytable.PrettyTable(["Mbit/s", "segment", *SHOWN], align="r")
     for link_mbit, length in itertools.product(SEGMENT_LINKS_MBIT, (1, 2, 4, 8, 16)):
         wanted = pattern("sync-same", 16, chunks, chunks // 8, link_mbit)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many hosts that run the exchange's own core in virtual time, broken in thousands of ways.
+"""Many hosts on the exchange's own core in virtual time, under thousands of faults.
 
     python -m tests.chaos.transfer_swarm --seeds 0-1000
     python -m tests.chaos.transfer_swarm --seeds 17 --hosts 64
 
-A seed decides the hosts, their options, what is read, and what breaks when.  What must hold is in
-doc/source/contributor/exchange.rst ("Invariants"): it is looked at between events all the
-time (``transfer_world.check_host``) and at the end.  Every tenth seed is calm: nothing breaks, and
-the source is read once for each content.
+A seed decides the hosts, their options, the reads, and the faults with their times.  The invariants
+in doc/source/contributor/exchange.rst ("Invariants") are checked between events
+(``transfer_world.check_host``) and at the end.  Every tenth seed is calm: without faults the source
+is read once for each content.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TOPOLOGIES = None, ring_view.on_ring, topologies.nearest, topologies.all_hosts
 
 STORM_S = 20.0
 ENDS_S = 240.0
-"""All reads end so long after everything was mended: a liar is left alone for a minute and more."""
+"""Time for all reads to end after the last repair: a liar is avoided for a minute and more."""
 EMPTY_S = 200.0
 CHECK_S = 0.05
 SLOW_LINK = 25e6 / 8
@@ -51,7 +51,7 @@ FORMER_TABLE_LIFETIME_S = 15.0
 class Run:
     """One run.
 
-    :param hosts: how many; None: the seed decides
+    :param hosts: their number; None: the seed decides
     :param learns_ring: hosts have the variant ``ring``
     """
 
@@ -97,7 +97,7 @@ class Run:
         for number, name in enumerate(self.world.names):
             kind = rng.choice(transfer_strangers.KINDS) if number < bad else transfer_hosts.Host
             host = self.world.add(name, kind, **settings)
-            if not knows_all:  # what is not attached somewhere is looked up there
+            if not knows_all:  # chunks of unattached images are looked up there
                 host.attach(rng.sample(transfer_world.IMAGES, rng.randint(0, 2)))
         self.guests = [
             self._guest(host)
@@ -152,11 +152,11 @@ class Run:
             undo()
 
     def note(self, what: str) -> None:
-        """Write down what was done."""
+        """Record an action."""
         self.trace.append(f"{self.world.now:9.3f} {what}")
 
     def mend_all(self) -> None:
-        """Take back every fault; all hosts get one table, and guests no deadlines."""
+        """Undo every fault; all hosts get one table, and guests no deadlines."""
         for undo in list(self._undo):
             self._mend(undo)
         for guest in self.guests:
@@ -170,7 +170,7 @@ class Run:
         return one, other
 
     def kill(self) -> Callable[[], None] | None:
-        """Kill a host; it comes back, perhaps with an empty cache."""
+        """Kill a host; it restarts, perhaps with an empty cache."""
         host = self.world.hosts[self.rng.choice(self.world.names)]
         if host.is_dead:
             return None
@@ -194,14 +194,14 @@ class Run:
         self.world.break_(one, other)
 
     def silence(self) -> Callable[[], None]:
-        """Let two hosts hear nothing of each other."""
+        """Drop all messages between two hosts."""
         one, other = self._pair()
         self.note(f"silence between {one} and {other}")
         end = self.world.silence(one, other)
         return lambda: (self.note(f"no silence between {one} and {other}"), end())[1]
 
     def slow_host(self) -> Callable[[], None]:
-        """Let everything of a host be late."""
+        """Delay all messages of a host."""
         name = self.rng.choice(self.world.names)
         delay_s = self.rng.choice((0.05, 0.4, 1.5))
         self.note(f"{name} is {delay_s} s late")
@@ -214,7 +214,7 @@ class Run:
         return end
 
     def break_source(self) -> Callable[[], None] | None:
-        """Let the source go wrong."""
+        """Make the source fail."""
         source = self.world.source
         if source.way or source.gone or source.bad:
             return None
@@ -234,7 +234,7 @@ class Run:
         return end
 
     def refuse(self) -> Callable[[], None] | None:
-        """Let a host not know an image."""
+        """Make a host forget an image."""
         host = self.world.hosts[self.rng.choice(self.world.names)]
         image_id = self.rng.choice((transfer_world.IMAGE, transfer_world.OTHER))
         if host.refuses is not None:
@@ -249,7 +249,7 @@ class Run:
         return end
 
     def evict(self) -> None:
-        """Let chunks leave caches."""
+        """Evict chunks from caches."""
         host = self.world.hosts[self.rng.choice(self.world.names)]
         if host.is_dead:
             return
@@ -258,7 +258,7 @@ class Run:
         host.evict(cids)
 
     def remap(self) -> None:
-        """Make another table; hosts get it sooner or later, some never."""
+        """Publish another table; hosts get it sooner or later, some never."""
         known = [name for name in self.world.names if self.rng.random() < 0.8]
         self._remap(known, self.rng.choice((0.0, 0.5, 5.0)))
 
@@ -293,7 +293,7 @@ class Run:
         }
 
     def background(self) -> None:
-        """Have a host fetch what nobody waits for."""
+        """Let a host fetch in the background."""
         host = self.world.hosts[self.rng.choice(self.world.names)]
         if host.is_dead:
             return
@@ -304,9 +304,9 @@ class Run:
     # The run
 
     def go(self) -> None:
-        """Do it all.
+        """Do the whole run.
 
-        :raises Broken: a promise does not hold
+        :raises Broken: a guarantee does not hold
         """
         world = self.world
         for guest in self.guests:
@@ -350,10 +350,10 @@ class Run:
         places = self.world.places()  # images that share a chunk may have it in other segments
         reads = self.world.source.reads
         surplus = sum(max(0, count - homes * places[cid]) for cid, count in reads.items())
-        wished = 0  # guests who were better off like that
+        wished = 0  # guests that benefited
         for host in self.world.hosts.values():
             wished += host.core.counters.hedges + host.core.counters.source_firsts
-        if self.is_slow:  # whose link is full is left alone now and then: others read for it
+        if self.is_slow:  # a host with a full link is skipped sometimes: others read for it
             wished += int(SLOW_SURPLUS * len(reads))
         if surplus > wished:
             raise Broken(
@@ -382,7 +382,7 @@ def play(
     segment_chunks: int = 1,
     in_flight_limit_bytes: int = transfer_world.MAX_IN_FLIGHT_BYTES,
 ) -> tuple[Run, BaseException | None]:
-    """Do one run; return it, and what was wrong."""
+    """Do one run; return it, and its error."""
     run = Run(seed, hosts, learns_ring, run_chunks, segment_chunks)
     run.world.in_flight_limit_bytes = in_flight_limit_bytes
     try:
@@ -400,7 +400,7 @@ def tell(
     run_chunks: int = 1,
     segment_chunks: int = 1,
 ) -> None:
-    """Print what was wrong, and how to see it again."""
+    """Print the error, and how to repeat it."""
     print(f"seed {run.seed}: {type(error).__name__}: {error}")
     if not isinstance(error, Broken):
         traceback.print_exception(error)
@@ -412,7 +412,7 @@ def tell(
 
 
 def main() -> int:
-    """Run seeds, and say which of them broke something."""
+    """Run seeds, and print those with errors."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.transfer_swarm")
     parser.add_argument("--seeds", default="0-99", help="one, or FIRST-LAST (0-99)")
     parser.add_argument("--hosts", type=int, help="so many; else the seed decides")

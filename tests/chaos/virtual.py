@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts in one process and in virtual time, broken in thousands of ways.
+"""Several hosts in one process and in virtual time, under thousands of faults.
 
     python -m tests.chaos.virtual --seeds 0-2000
     python -m tests.chaos.virtual --seeds 17 --verbose
 
-A seed decides the hosts, their options, what guests read, and what breaks when.  What must hold:
-each read ends with the right bytes, none with an error (all bytes may still come), all of them
-within a bound after everything is mended; what a host has begun comes to an end; and when nothing
-breaks (every tenth seed) the source is read about once.  The parts of a host are the real ones
+A seed decides the hosts, their options, the guests' reads, and the faults with their times.
+Invariants: each read ends with the right bytes, none with an error (all bytes may still arrive),
+all of them within a bound after the last repair; all work of a host ends; and without faults (every
+tenth seed) the source is read about once.  The parts of a host are the real ones
 (``virtual_hosts``), and a minute of theirs takes about a second.
 """
 
@@ -43,34 +43,34 @@ KIB = 1024
 CHUNK = 16 * KIB
 STORM_S = 40.0
 ENDS_S = 240.0
-"""All reads end so long after everything was mended: a liar is left alone for a minute and more."""
+"""Time for all reads to end after the last repair: a liar is avoided for a minute and more."""
 EMPTY_S = 300.0
 WALL_S = 120
-"""No seed may take longer: then something goes round and round."""
+"""Limit of a seed: a longer run is an endless loop."""
 ONCE = 1.15
-"""So often may the source be read when nothing breaks: hedges cost a little."""
+"""Limit of source reads per chunk without faults: hedges cost a little."""
 CALM_EVERY = 10
 HURRY_S = 60.0
-"""An image that is to be whole in a while is to be so in this at most."""
+"""Longest deadline of an image that is to be fully cached."""
 CLOCK_OFF_S = (3600.0, 40 * 86400.0, 25 * 365 * 86400.0)
-"""No clock is off by more."""
+"""Largest clock errors."""
 ROOM_BYTES = 4 << 20
-"""A cache that is not smaller has room for all images."""
+"""Caches of this size hold all images."""
 DELETED_ROUNDS = 6
 
 
 class Broken(Exception):
-    """A promise does not hold."""
+    """A guarantee does not hold."""
 
 
 Fault = Callable[["World"], Callable[[], object] | None]
-"""Does harm, and returns what undoes it."""
+"""Injects a fault, and returns the function that undoes it."""
 
 
 class World:
-    """A run: its hosts, guests, and what was done.
+    """A run: its hosts, guests, and actions.
 
-    :param faults: what may happen; one that is there twice is twice as likely
+    :param faults: possible faults; one that is listed twice is twice as likely
     """
 
     def __init__(self, seed: int, folder: pathlib.Path, faults: Sequence[Fault]) -> None:
@@ -118,13 +118,13 @@ class World:
         return found
 
     def note(self, what: str) -> None:
-        """Write down what was done."""
+        """Record an action."""
         self.trace.append(f"{trio.current_time():9.3f} {what}")
 
     # Hosts
 
     async def live(self, name: str) -> None:
-        """Run a host, and start it again when it was killed."""
+        """Run a host, and restart it after a kill."""
         lives = 0
         while True:
             lives += 1
@@ -160,7 +160,7 @@ class World:
             await trio.sleep(0.0 if self.is_over else self.rng.random() * 5)
 
     def give_table(self, host: virtual_hosts.Host) -> None:
-        """Let a host have the table that is in force for most."""
+        """Give a host the table that most hosts have."""
         if host.rings.ring.epoch < self._table.epoch:
             host.rings.set_operator_table(hash_ring.encode(self._table))
 
@@ -174,7 +174,7 @@ class World:
     # Guests
 
     async def guest(self, name: str, number: int) -> None:
-        """Read and compare until the run is over; what was asked is asked again after a kill."""
+        """Read and compare until the run is over; repeat a read after a kill."""
         rng = random.Random(f"guest/{name}/{number}/{self.rng.random()}")
         stream = requests.Stream(requests.Klass.GUEST, f"{name}/{number}")
         self.network.be(name)
@@ -192,7 +192,7 @@ class World:
     async def _read_once(
         self, name: str, stream: requests.Stream, image_id: ids.ImageId, offset: int, length: int
     ) -> bool:
-        """Read; say whether there was an answer: the host may be killed meanwhile."""
+        """Read; return whether there was a response: the host may be killed meanwhile."""
         host = self.hosts.get(name)
         if host is None:
             await self._started.wait()
@@ -218,7 +218,7 @@ class World:
     # Faults
 
     async def break_things(self) -> None:
-        """Break one thing after the other, and mend most of them after a while."""
+        """Inject one fault after the other, and undo most of them after a while."""
         end_s = trio.current_time() + STORM_S
         async with trio.open_nursery() as nursery:
             while trio.current_time() < end_s:
@@ -242,7 +242,7 @@ class World:
             undo()
 
     def mend_all(self) -> None:
-        """Take back every fault; all hosts get one table."""
+        """Undo every fault; all hosts get one table."""
         for undo in list(self._undo):
             self._mend(undo)
         self._table = self._new_table(self._table.epoch + 1, self.names)
@@ -251,13 +251,13 @@ class World:
         self.note("all is mended")
 
     def kill(self, name: str = "") -> None:
-        """Kill a host; it comes back."""
+        """Kill a host; it restarts."""
         name = name or self.rng.choice(self.names)
         self.note(f"kill {name}")
         self._stops[name].set()
 
     def break_source(self) -> Callable[[], object] | None:
-        """Let a source go wrong in one way."""
+        """Make a source fail in one way."""
         source = self.rng.choice(self.sources)
         if source.way:
             return None
@@ -267,7 +267,7 @@ class World:
         return lambda: (self.note(f"{source.location} is well"), source.break_(""))
 
     def silence(self, name: str = "") -> Callable[[], object]:
-        """Let a host hear nothing of one other or of all, and the other way round."""
+        """Drop all messages between a host and one other, or all."""
         name = name or self.rng.choice(self.names)
         others = [other for other in self.names if other != name]
         chosen = others if self.rng.random() < 0.5 else [self.rng.choice(others)]
@@ -289,7 +289,7 @@ class World:
         self.network.break_all(name)
 
     def slow_links(self) -> Callable[[], object]:
-        """Make the ways to a host slow."""
+        """Delay messages to a host."""
         name = self.rng.choice(self.names)
         delay_s, bytes_s = self.rng.choice(((0.4, 100e6), (0.001, 60e3), (1.5, 1e6)))
         ways = [self.network.ways[name, other] for other in self.names if other != name]
@@ -305,7 +305,7 @@ class World:
         return end
 
     def lie(self) -> Callable[[], object] | None:
-        """Let a host give wrong bytes to others."""
+        """Let a host send wrong bytes to others."""
         name = self.rng.choice(self.names)
         if name not in self.hosts:
             return None
@@ -332,13 +332,13 @@ class World:
                 os.pwrite(file.fileno(), self.rng.randbytes(1), self.rng.randrange(max(1, size)))
 
     def wipe(self, name: str) -> None:
-        """Kill a host that comes back with an empty cache."""
+        """Kill a host that restarts with an empty cache."""
         self.note(f"kill {name}; its cache is lost")
         self._wiped.add(name)
         self._stops[name].set()
 
     def lose_map(self) -> None:
-        """Kill a host whose chunk maps are lost, or damaged, before it comes back."""
+        """Kill a host whose chunk maps are lost or damaged before it restarts."""
         name = self.rng.choice(self.names)
         maps = sorted((self.folder / name / "maps").glob("*.acmap"))
         if not maps:
@@ -352,7 +352,7 @@ class World:
             lost.write_bytes(lost.read_bytes()[:-1] + b"!")
 
     def remap(self) -> None:
-        """Make another table; some hosts get it, others later or never."""
+        """Publish another table; some hosts get it, others later or never."""
         names = [name for name in self.names if self.rng.random() < 0.9] or self.names
         self._table = self._new_table(self._table.epoch + 1, names)
         told = [host for host in self.hosts.values() if self.rng.random() < 0.7]
@@ -374,7 +374,7 @@ class World:
         return end
 
     def hurry(self) -> None:
-        """Ask a host that an image be whole in a while, by its clock."""
+        """Request from a host that an image be fully cached by a deadline on its clock."""
         host = self.hosts.get(self.rng.choice(self.names))
         if host is not None and self.settings.is_keeping:
             image_id, within_s = self.rng.choice(list(self.images)), self.rng.random() * HURRY_S
@@ -387,12 +387,12 @@ class World:
         self.network.be(host.name)
         try:
             await host.whole.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
-        except errors.Unusable as e:  # it has no room
+        except errors.Unusable as e:  # it has no space
             self.note(f"{host.name}: {e}")
             return
 
     def _must_be_due_in_time(self) -> None:
-        """However clocks were set since, no image may be due later than anybody asked for."""
+        """Check that no image is due later than requested, however clocks were set since."""
         for host in self.hosts.values():
             for image_id in self.images:
                 known = host.whole.status.status_of(image_id) or {"due_in_s": None}
@@ -402,16 +402,16 @@ class World:
     # The run
 
     async def run(self) -> None:
-        """Do it all.
+        """Do the whole run.
 
-        :raises Broken: a promise does not hold
+        :raises Broken: a guarantee does not hold
         """
         async with trio.open_nursery() as nursery:
             for name in self.names:
                 nursery.start_soon(self.live, name)
             while len(self.hosts) < len(self.names):
                 await self._started.wait()
-            for host in self.hosts.values():  # what guests have open was attached once
+            for host in self.hosts.values():  # open images were attached before
                 self.network.be(host.name)
                 for image_id in self.images:
                     await host.images.attach_image(image_id)
@@ -476,9 +476,10 @@ class World:
         raise Broken(f"what was begun does not end: {self._left()}")
 
     async def _outlive_the_sources(self) -> None:
-        """Delete all images when they are whole everywhere: guests must not notice.
+        """Delete all images once they are fully cached everywhere: guests must not notice.
 
-        All hosts but one may lose some of what they have, or all: that one has it.
+        All hosts but one may lose some or all of their cache: that one has all chunks.
+
         """
         with trio.move_on_after(ENDS_S) as late:
             while not all(self._is_whole(name) for name in self.names):  # noqa: ASYNC110
@@ -557,7 +558,7 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def play(seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[World, BaseException | None]:
-    """Do one run; return it, and what was wrong."""
+    """Do one run; return it, and its error."""
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as trio's plug-in for hypothesis does
     trio._core._run._r.seed(seed)
 
@@ -588,19 +589,19 @@ def play(seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[World, BaseExcept
 
 
 def shared_memory() -> str | None:
-    """Return a folder in memory, None where there is none."""
+    """Return a folder in memory, or None."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def causes(error: BaseException) -> list[BaseException]:
-    """Return what groups of errors are made of."""
+    """Return the members of exception groups."""
     if isinstance(error, BaseExceptionGroup):
         return [found for part in error.exceptions for found in causes(part)]
     return [error]
 
 
 def tell(seed: int, world: World, error: BaseException) -> None:
-    """Print what was wrong, and how to see it again."""
+    """Print the error, and how to repeat it."""
     for one in causes(error):
         print(f"seed {seed}: {type(one).__name__}: {one}")
         if not isinstance(one, Broken):
@@ -612,7 +613,7 @@ def tell(seed: int, world: World, error: BaseException) -> None:
 
 
 def main() -> int:
-    """Run seeds, and say which of them broke something."""
+    """Run seeds, and print those with errors."""
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names have an order, too
         argv = [sys.executable, "-m", "tests.chaos.virtual", *sys.argv[1:]]
         os.execve(sys.executable, argv, {**os.environ, "PYTHONHASHSEED": "0"})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts in virtual time: the real parts of a worker, joined as the daemon joins them.
 
-What is not real: the kernel (guests call mirrors), the sockets (``memory_network``), the place of
-the source, and threads, whose work is done at once and then takes a while of virtual time.
+Simulated are the kernel (guests call mirrors), the sockets (``memory_network``), the source, and
+threads, whose work is done at once and then takes some virtual time.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ SILENCE_S = 2.0
 PATIENCE_S = 10.0
 LOST_AFTER_S = 900.0
 EPOCH_S = 1.8e9
-"""The right time of day when a run begins."""
+"""The right time of day at the start of a run."""
 ROOMY = peer_network.PeerLimits(hello_s=SILENCE_S, silence_s=SILENCE_S)
 TIGHT = peer_network.PeerLimits(
     incoming=3,
@@ -84,13 +84,13 @@ TIGHT = peer_network.PeerLimits(
     silence_s=SILENCE_S,
     serve_s=5.0,
 )
-"""Connections and requests are pushed out and wait all the time."""
+"""Small limits: connections are displaced and requests wait all the time."""
 
 
 class Source(reading_source.ReadingSource):
-    """A place where all images are, which does what it is told to.
+    """A source with all images that fails on demand.
 
-    :param blobs: what it has
+    :param blobs: its content
     """
 
     def __init__(self, where: str, blobs: dict[base.Blob, bytes], rng: random.Random) -> None:
@@ -107,21 +107,21 @@ class Source(reading_source.ReadingSource):
         return self._where
 
     def break_(self, way: str) -> None:
-        """Go wrong from now on; an empty way is the good one."""
+        """Fail from now on; an empty way ends the fault."""
         self.way = way
         if not way:
             self._mended.set()
             self._mended = trio.Event()
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return a size, as well as it can."""
+        """Return a size, under the present fault."""
         await self._answer(blob)
         return len(self.blobs[blob])
 
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return bytes, as well as it can."""
+        """Return bytes, under the present fault."""
         way = await self._answer(blob)
         data = self.blobs[blob][offset : offset + length]
         if len(data) < length:
@@ -136,10 +136,10 @@ class Source(reading_source.ReadingSource):
         return data
 
     async def aclose(self) -> None:
-        """Let go of nothing."""
+        """Release nothing."""
 
     async def _answer(self, blob: base.Blob) -> str:
-        """Take its time; return in which way it answers."""
+        """Take some time; return the way of the response."""
         way = self.way
         slow = 20.0 if way == "slow" else 1.0
         await trio.sleep(self.delay_s * slow * (0.5 + self._rng.random()))
@@ -156,7 +156,7 @@ class Source(reading_source.ReadingSource):
 
 
 class Server:
-    """What answers other hosts; it lies if it is told to."""
+    """Serves other hosts; lies on demand."""
 
     def __init__(self, real: peer_server.PeerServer, rng: random.Random) -> None:
         self.requests_received = real.requests_received
@@ -179,7 +179,7 @@ class Server:
 
 
 class Settings:
-    """What is chosen for all hosts of a run."""
+    """Settings of all hosts of a run."""
 
     def __init__(self, rng: random.Random, is_calm: bool) -> None:
         self.cache_bytes = (16 if is_calm else rng.choice((1, 2, 4, 16))) * geometry.MIB
@@ -197,7 +197,7 @@ class Settings:
 
 
 class Host:
-    """A worker: made anew each time that it is started."""
+    """A worker, created again at each start."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Host:
         )
 
     async def start(self) -> None:
-        """Start what the daemon starts."""
+        """Start the daemon's tasks."""
         start = self._nursery.start_soon
         await self._nursery.start(self.cache.run)
         await self._nursery.start(self.net.run)
@@ -341,11 +341,11 @@ class Host:
             start(self.whole.run)
 
     def begin(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Have work done by this host, until it is killed."""
+        """Run work on this host until it is killed."""
         self._nursery.start_soon(work, *args)
 
     def tables(self) -> dict[str, int]:
-        """Return how long everything is that is empty when nobody wants anything."""
+        """Return the sizes of all tables that are empty on an idle host."""
         return {
             "transfers": len(self.chunks.core),
             "reads of the source": len(self.chunks._source_reader._scopes),
@@ -382,9 +382,9 @@ async def running(
 
 @contextlib.contextmanager
 def wall_clocks(off_s: Mapping[str, float]) -> Iterator[None]:
-    """Give each host a time of day of its own, which goes on in virtual time.
+    """Give each host its own time of day in virtual time.
 
-    :param off_s: by how much the clock of each host is wrong
+    :param off_s: clock error of each host
     """
     real = time.time
 
@@ -400,7 +400,7 @@ def wall_clocks(off_s: Mapping[str, float]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_threads(rng: random.Random) -> Iterator[None]:
-    """Do what threads do at once, and let it take some virtual time: no thread stops this clock."""
+    """Run the work of threads at once, for some virtual time: no thread stops this clock."""
     real = trio.to_thread.run_sync
 
     async def run_sync(

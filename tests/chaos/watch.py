@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks after the promises while a chaos run goes on: what is broken is a finding.
+"""Checks the guarantees during a chaos run: each violation is a finding.
 
-A read may fail never, and wait only as long as something that explains it is on, or was a moment
-ago.  A reader that was killed must end, whatever its reads wait for but a dead agent.
+A read never fails, and waits only while a fault that explains it lasts, or just after.  A killed
+reader must end, whatever its reads wait for, except for a dead agent.
 """
 
 import signal
@@ -16,16 +16,16 @@ from tests.chaos import plan
 from tests.chaos import readers
 
 WAITS_S = 30.0
-"""Of a read that nothing explains: a loaded machine, and back-off of all kinds."""
+"""Limit of a read without an explaining fault: a loaded machine, and back-off of all kinds."""
 DIES_S = 25.0
 FINDINGS = 40
-"""No more are kept."""
+"""Limit of kept findings."""
 
 
 class Watch:
     """The findings of a run.
 
-    :param read_limit_s: a read may wait so long when nothing explains it
+    :param read_limit_s: limit of a read without an explaining fault
     """
 
     def __init__(self, hosts: Sequence[str], read_limit_s: float = WAITS_S) -> None:
@@ -33,8 +33,8 @@ class Watch:
         self.findings: list[str] = []
         self._active: dict[int, plan.Step] = {}
         now_s = time.monotonic()
-        self._clear_s = dict.fromkeys(hosts, now_s)  # of what delays reads
-        self._agent_s = dict.fromkeys(hosts, now_s)  # of what ends or stops the agent
+        self._clear_s = dict.fromkeys(hosts, now_s)  # of faults that delay reads
+        self._agent_s = dict.fromkeys(hosts, now_s)  # of faults that end or stop the agent
         self._ran_s: dict[int, float] = {}
         self._told: dict[str, set[str]] = {}
         self._dying: list[tuple[str, readers.Reader | guests.Guest, float]] = []
@@ -42,7 +42,7 @@ class Watch:
         self._began_s = now_s
 
     def found(self, what: str) -> None:
-        """Note that a promise was broken."""
+        """Record a broken guarantee."""
         on = "; ".join(str(step) for step in self._active.values()) or "nothing"
         if len(self.findings) < FINDINGS:
             at_s = time.monotonic() - self._began_s
@@ -50,19 +50,19 @@ class Watch:
             print(f"FOUND {self.findings[-1]}", flush=True)
 
     def begins(self, step: plan.Step) -> None:
-        """Note that a step begins."""
+        """Record the start of a step."""
         self._active[step.number] = step
         self._history.append(f"{time.monotonic() - self._began_s:.1f} s: {step}")
         del self._history[:-30]
 
     def ended(self, step: plan.Step) -> None:
-        """Note that it has been undone."""
+        """Record that it has been undone."""
         self._note_active()
         self._active.pop(step.number, None)
 
     @property
     def history(self) -> list[str]:
-        """The last steps, with the time of their beginning."""
+        """The last steps, with their start times."""
         return list(self._history)
 
     def _note_active(self) -> None:
@@ -79,7 +79,7 @@ class Watch:
         hosts: dict[str, chaos_hosts.Host],
         of_hosts: Mapping[str, Sequence[readers.Reader | guests.Guest]],
     ) -> None:
-        """Look at all readers, and whether all agents run that should."""
+        """Check all readers, and whether all agents run that should."""
         self._note_active()
         now_s = time.monotonic()
         for host, some in of_hosts.items():
@@ -116,7 +116,7 @@ class Watch:
             self._once(reader.name, what, f"{state.reads}")
 
     def hear(self, host: str, reader: readers.Reader | guests.Guest) -> None:
-        """Note what a reader has found."""
+        """Record the faults that a reader found."""
         for what in reader.found():
             self._once(reader.name, f"{host}: {what}", what)
 
@@ -127,12 +127,12 @@ class Watch:
             self.found(what)
 
     def killed(self, host: str, reader: readers.Reader | guests.Guest) -> None:
-        """Note that a reader was killed, and must end."""
+        """Record that a reader was killed, and must end."""
         self.hear(host, reader)
         self._told.pop(reader.name, None)
         self._dying.append((host, reader, time.monotonic()))
 
     @property
     def dying(self) -> int:
-        """Readers that were killed and have not ended."""
+        """Killed readers that have not ended."""
         return len(self._dying)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud of a chaos run: real agents, their source, and those who read.
+"""The cloud of a chaos run: real agents, their source, and readers.
 
-The one rule: whoever is started here is gone when the block of :meth:`World.living` has ended.
+All processes started here end with the block of :meth:`World.living`.
+
 """
 
 import contextlib
@@ -32,7 +33,7 @@ SPARE_BYTES = 6 * MIB + 777
 SETTINGS = (
     {"keep_images": "host", "cache_limit_bytes": 128 * MIB, "fill_rate_limit_mbit": 4.0},
     {"keep_images": "none", "cache_limit_bytes": 12 * MIB},  # chunks come and go all the time
-    {"keep_images": "host", "cache_limit_bytes": 32 * MIB},  # one image has no room
+    {"keep_images": "host", "cache_limit_bytes": 32 * MIB},  # one image has no space
     {"keep_images": "none", "cache_limit_bytes": 24 * MIB},
     {"keep_images": "cloud", "cache_limit_bytes": 64 * MIB},
 )
@@ -40,9 +41,9 @@ SETTINGS = (
 
 
 class World:
-    """A cloud that is broken and mended, and its readers; see :class:`actions.World`.
+    """A cloud with faults, and its readers; see :class:`actions.World`.
 
-    :param guest_count: how many guests there are, one after the other on each host
+    :param guest_count: number of guests, distributed over the hosts
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class World:
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
-        """Have all of it until the block ends."""
+        """Run all of it until the block ends."""
         files = self._make_images()
         next_version.make(self.next_tree)
         self._clock_library = clocks.build(self.folder)
@@ -160,7 +161,7 @@ class World:
             hosts.kill(reader.pid)
 
     def write_ring(self, vnodes: dict[str, int]) -> None:
-        """Put a v-node table in force."""
+        """Publish a ring table."""
         self._epoch += 1
         ports = {name: self.hosts[name].relay.port for name in vnodes}
         hosts.write_ring(self._ring_file, ports, self._epoch, vnodes)
@@ -176,11 +177,11 @@ class World:
         self.readers[host][number] = new
 
     def look(self) -> None:
-        """Look after the promises."""
+        """Check the guarantees."""
         self.watch.look(self.hosts, self.readers)
 
     def tidy(self) -> None:
-        """Forget what was counted: a run lasts for hours."""
+        """Drop the counts: a run lasts for hours."""
         self.source.tidy()
         for host in self.hosts.values():
             host.relay.tidy()
