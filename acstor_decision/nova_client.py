@@ -112,7 +112,7 @@ class NovaClient:
         return bool(self._conf[GROUP.name].auth_type)
 
     def get_server(self, instance_id: ids.ImageId, requester: str = "") -> Server | None:
-        """Return Nova's current record of a server, for ``requester``; None if it knows none."""
+        """Return Nova's record of a server, asked on behalf of ``requester``; None: unknown."""
         answer = self._get(f"/servers/{instance_id}", requester)
         if answer is None:
             return None

@@ -181,7 +181,7 @@ class TaskSender:
     def request_checkpoint(
         self, instance_id: str, host: str, request: int
     ) -> decision_messages.Signed | None:
-        """Ask a host's daemon for a checkpoint; return its unverified response, or None.
+        """Ask a daemon for a checkpoint; return its unverified response, None without one.
 
         :raises BusUnreachable: the request was not sent
         :raises errors.RemoteProtocolError: the response is malformed

@@ -67,12 +67,12 @@ class AgentClient:
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
     def set_fill_mode(
-        self,
-        image_id: str,
-        mode: control_wire.FillMode,
-        deadline_s: float = 0.0,  # 0: soonest
+        self, image_id: str, mode: control_wire.FillMode, deadline_s: float = 0.0
     ) -> dict[str, Any]:
-        """Set how fast an image is cached completely; return the status of its fill."""
+        """Set how fast an image is cached completely; return the status of its fill.
+
+        :param deadline_s: of an urgent fill, in seconds from now; 0: as fast as possible
+        """
         result: dict[str, Any] = self._ask(control_wire.SetFillMode(image_id, mode, deadline_s))
         return result
 

@@ -39,7 +39,7 @@ class NovaFunctions:
     base_name: Callable[[str], str]  # returns the file name of an image in Nova's image cache
     get_image: Callable[[Any, str], image_record.Image | None]  # None: missing, or no answer
     inspect: Callable[[str, str], None]  # raises Nova's error if a raw mirror is unsafe
-    cannot_start: Callable[[str], Exception]  # creates Nova's error
+    cannot_start: Callable[[str], Exception]  # creates Nova's error for an unusable disk
 
 
 class Timeouts(NamedTuple):
@@ -248,7 +248,10 @@ def is_id_reused(error: Exception) -> bool:
 
 
 def notify_power_off(host: HostContext, instance_id: str, *, is_cancelled: bool = False) -> None:
-    """Tell the agent of a power-off, or libvirt would kill a waiting QEMU after 10 s."""
+    """Tell the agent that an instance on a mirror is being switched off, or stays on.
+
+    Otherwise a QEMU whose reads wait ends only when libvirt kills it after 10 s.
+    """
     folder = os.path.join(host.nova.conf.instances_path, instance_id)
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):

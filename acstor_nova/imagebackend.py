@@ -180,7 +180,10 @@ class MirrorBase:
                 raise self.host.nova.cannot_start(str(e)) from e
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Return libvirt's configuration of the disk, at each start, when its mirror is there."""
+        """Return libvirt's configuration of the disk, after waiting for its mirror.
+
+        Every start of an instance passes here, even after a reboot of the host, without a token.
+        """
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         image_id = self._base_image()
         if image_id is not None:

@@ -68,7 +68,7 @@ def new_state(base: ids.ImageId, chunk_bytes: int) -> DiskState:
 
 
 class DiskStates:
-    """State files of this host's disks, in a private folder (or OSError); one thread per disk."""
+    """State files of this host's disks, one thread per disk; OSError without their folder."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder

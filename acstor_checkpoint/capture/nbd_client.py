@@ -148,7 +148,7 @@ class ExportedDisk:
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
     def iter_extents(self) -> Iterator[StatusExtent]:
-        """Yield the context's extents in order, or raise Unusable; other requests may follow."""
+        """Yield the context's extents in order, or raise Unusable; reads may be made between."""
         at, requests = 0, -(-self.size_bytes // _MAX_STATUS_BYTES)
         answers, left_s = 2 * requests + _MORE_ANSWERS, self._timeout_s + requests * _ANSWER_S
         while at < self.size_bytes:

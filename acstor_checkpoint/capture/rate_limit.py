@@ -11,7 +11,7 @@ from acstor_common.util import rate_limiter
 
 
 class RateLimit:
-    """Limits all readers together (0: no limit) until the daemon sets ``ended``; thread-safe."""
+    """Limits the rate of all readers together (0: no limit); thread-safe."""
 
     def __init__(
         self,

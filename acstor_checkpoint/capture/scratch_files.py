@@ -85,7 +85,7 @@ class ScratchFiles:
 
     @contextlib.contextmanager
     def watch_file(self, path: pathlib.Path, end_job: Callable[[], None]) -> Iterator[ScratchFile]:
-        """Watch a file, which need not exist yet, during the block; a thread may call ``end_job``.
+        """Watch a file, which need not exist yet; another thread may call ``end_job``.
 
         :raises ScratchFull: the block failed because the job was ended
         """

@@ -66,7 +66,7 @@ class SnapshotWindow:
 
     @contextlib.contextmanager
     def open_window(self, stalled_parts: int) -> Iterator[tuple[ShouldStop, bool]]:
-        """Yield a :data:`ShouldStop`, which starts at its first call, and whether it is long."""
+        """Yield a :data:`ShouldStop`, timed from its first call, and whether the limit is long."""
         is_long = stalled_parts >= MAX_STALLED_PARTS and self._long.acquire(blocking=False)
         until_s = 0.0
 

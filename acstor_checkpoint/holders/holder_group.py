@@ -177,7 +177,7 @@ class HolderGroup:
         self._call_holders(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def retain_only(self, parts: Iterable[object_names.RetainedNames]) -> None:
-        """Delete all other objects at every holder, with the full slack: no checkpoint waits."""
+        """Have each holder delete all other objects; no checkpoint waits, so all slack applies."""
         self.slack_left_s = self._slack_s = self._limits.slack_s
         for part in parts:
             self._call_holders(

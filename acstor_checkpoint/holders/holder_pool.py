@@ -33,7 +33,7 @@ class _Backoff(NamedTuple):
 
 
 class HolderPool:
-    """Chooses hosts of the v-node table, if ``allowed`` (empty: all); vaults share one port."""
+    """Chooses holders among the v-node table's hosts, only ``allowed`` ones if any are named."""
 
     def __init__(
         self,

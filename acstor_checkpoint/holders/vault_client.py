@@ -151,7 +151,10 @@ class VaultClient:
         return True
 
     def put(self, disk: object_names.VaultDisk, chunks: Iterable[object_names.SealedChunk]) -> None:
-        """Store chunks, consumed while sending, durably; or raise VaultFull, maybe after some."""
+        """Store chunks durably, or raise VaultFull, possibly after some of them.
+
+        :param chunks: consumed while sending, to bound memory
+        """
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 

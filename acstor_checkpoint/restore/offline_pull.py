@@ -2,8 +2,8 @@
 """Pulls a checkpoint's data into the disk of a powered-off server.
 
 It copies the disk, rebases the copy with qemu-img, and replaces the disk by it under QEMU's locks,
-so that no QEMU opens the old file.  The server can start until then: the copy of a disk that was
-written is discarded.
+so that no QEMU opens the old file.  The server can start at any time: if the disk was written, the
+copy is discarded.
 
 Nova owns the folder, and the tools run as root.  So they get open descriptors, not paths: symbolic
 links have no effect.  Only root can access the copy until it is complete, so its header cannot

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks created from checkpoints, by the agent's files: its mount may hang."""
+"""Disks that the agent created from checkpoints, by its files: its mount may hang."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ class RecoveredDisks:
         return found.version == 1 and not found.key
 
     def check_server(self, checkpoint_id: ids.ImageId, instance: ids.ImageId) -> None:
-        """Raise Unusable unless a checkpoint is of this server: its QEMU writes the header."""
+        """Raise Unusable unless a checkpoint is of this server: a QEMU can forge its header."""
         if self._read(checkpoint_id).instance_id != instance:
             what = f"the disk of checkpoint {checkpoint_id}"
             raise errors.Unusable(what, f"it is not of server {instance}")
@@ -82,7 +82,7 @@ class RecoveredDisks:
 
 
 class BackingImages:
-    """Backing files of overlays: ``mirrors`` is the mirrors' folder; or checkpoints' disks."""
+    """Backing files of overlays: mirrors (in the folder ``mirrors``) or checkpoints' disks."""
 
     def __init__(self, mount_point: str) -> None:
         shown = mount_point.rstrip("/")

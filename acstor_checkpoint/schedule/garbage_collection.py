@@ -3,7 +3,8 @@
 
 Each checkpoint deletes the data that it makes obsolete.  Garbage collection deletes the data of
 deleted checkpoints and of servers that left.  A pass calls the holders of this host's disks one
-after the other; the first one, and one each hour, calls all hosts, which may have forgotten data.
+after the other; the first one, and one each hour, calls all hosts, because some may have data that
+this host forgot.
 
 A pass, and each holder in it, has a deadline and a limit of disks, so a hostile holder delays the
 next one by at most ``holder_s``.  A due checkpoint of the disk at hand ends the holder's turn.
@@ -187,7 +188,7 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Run ``work`` with a holder; record a failure only if a single request stalls."""
+        """Run ``work`` with a holder; a slow one counts as failed only if a request stalls."""
         try:
             holder_group.call_holders([client], work, self._limits.holder_s)
         except holder_group.HolderSlow as e:
@@ -294,7 +295,7 @@ class GarbageCollection:
         return listed is not None and instance not in listed
 
     def _delete_departed_states(self) -> None:
-        """Delete states of servers that left without checkpoints; raises as :meth:`_pass`."""
+        """Delete states of departed servers without checkpoints; raises as :meth:`_pass`."""
         gone = [instance for instance in self._states.list_instances() if self._is_gone(instance)]
         if not gone:
             return

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker threads that take checkpoints of this host's servers; a server has at most one."""
+"""Worker threads that take checkpoints of this host's servers; a server has at most one.
+
+Servers whose last attempt failed or was delayed share RETRY_WORKERS, so others need not wait.
+"""
 
 import contextlib
 import logging

@@ -49,7 +49,10 @@ class ConnectionLimit:
         self._held: dict[socket.socket, _Held] = {}  # least recently changed first
 
     def add(self, handle: socket.socket, address: str) -> None:
-        """Take a slot for an unauthenticated connection; may close another one."""
+        """Take a slot for an unauthenticated connection; may close another one.
+
+        :param handle: a duplicate descriptor, open until :meth:`remove`
+        """
         hosts = self._addresses.hosts_at(address)
         with self._lock:
             if hosts:

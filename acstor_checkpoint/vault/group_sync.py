@@ -35,7 +35,7 @@ class _Pass:
 
 
 class GroupSync:
-    """Group commit on the file system of a folder, or OSError; thread-safe."""
+    """Group commit on the file system of ``folder``; thread-safe; OSError if it is not there."""
 
     def __init__(self, folder: pathlib.Path, timeout_s: float = TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
@@ -103,7 +103,7 @@ class UnsyncedLimit:
 
     @contextlib.contextmanager
     def hold_unsynced(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
-        """Count unsynced data of a host during the block; wait before, or raise OSError."""
+        """Count data of a host during the block; wait for its earlier data, or raise OSError."""
         with self._changed:
             self._wait(owner, size_bytes)
             self._held[owner] += size_bytes

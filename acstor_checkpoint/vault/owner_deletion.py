@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deletes data of hosts that left the cloud, as the decision service confirms."""
+"""Deletes data of hosts that left the cloud, on the decision service's confirmation.
+
+A host that has accessed its data since the question may have returned, so its data stays.
+"""
 
 import contextlib
 import logging

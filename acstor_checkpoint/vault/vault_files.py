@@ -80,7 +80,7 @@ def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def names_in(part: pathlib.Path) -> Iterator[bytes]:
-    """Yield the names in one folder of a disk singly: an owner may choose all in one folder."""
+    """Yield a disk's object names one at a time: an owner may put all in one folder."""
     with contextlib.suppress(FileNotFoundError), os.scandir(part) as found:
         for entry in found:
             try:

@@ -43,7 +43,7 @@ _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 class ServerLimits(NamedTuple):
     """Limits of a server."""
 
-    handshake_s: float = 10.0  # unauthenticated: its slot is scarce
+    handshake_s: float = 10.0  # an unauthenticated connection holds a scarce slot
     idle_s: float = 120.0  # between requests; a daemon handles its next disk sooner, or reconnects
     channel: tls_channel.ChannelLimits = tls_channel.LIMITS
 

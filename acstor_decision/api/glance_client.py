@@ -59,7 +59,7 @@ def options() -> list[cfg.Opt]:
 
 
 class GlanceClient:
-    """Client of Glance with :func:`options`; requests raise GlanceUnreachable without response."""
+    """Client of Glance; requests raise GlanceUnreachable if it does not respond."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf

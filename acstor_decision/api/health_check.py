@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handler of ``/healthz``, without token; it caches the result, to protect the database."""
+"""Handler of ``/healthz``: needs no token, so it caches the result to protect the database."""
 
 import logging
 import threading

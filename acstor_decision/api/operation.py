@@ -87,7 +87,7 @@ class Operation:
     summary: str
     answer: type[msgspec.Struct]
     handler: Callable[[Call], msgspec.Struct]
-    rule: str = READER  # default of :attr:`policy`
+    rule: str = READER  # default of the policy ``acstor:<name>``
     query: type[msgspec.Struct] = NoQuery
     body: type[msgspec.Struct] = NoBody
     status: http.HTTPStatus = http.HTTPStatus.OK

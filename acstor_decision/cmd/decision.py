@@ -135,7 +135,7 @@ def _serve_metrics(
 def _wait_for_database(
     store: database.Database, prepare: Callable[[], None], stopping: threading.Event
 ) -> bool:
-    """Wait until the database responds, and ``prepare``; False if stopped; may raise Unusable."""
+    """Wait for the database, and prepare; return False if stopped first; may raise Unusable."""
     was_logged = False
     while not stopping.is_set():
         try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """V-node counts of hosts, inversely proportional to their traffic.
 
-This is Wu et al. 2017 (ACStor), Equation 1, with two additional rules: each host has from one to a
-limit of v-nodes, and the counts add up to a given total, from which lambda follows; in the paper
-lambda only scales the counts (its table 1 shows no effect from 1 to 3).
+This is Wu et al. 2017 (ACStor), Equation 1, with two additional rules. Each host has at least one
+v-node and at most a limit. The counts add up to a given total, from which lambda follows; in the
+paper lambda only scales the counts (its table 1 shows no effect from 1 to 3).
 """
 
 import math

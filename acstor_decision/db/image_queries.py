@@ -183,7 +183,7 @@ class Locality(NamedTuple):
 def list_locality(
     session: orm.Session, image_id: str, since_s: float, limit: int
 ) -> list[Locality]:
-    """Return an image on live hosts that have data of it, first those with most for a boot."""
+    """Return an image on live hosts with data of it, those with most of the boot set first."""
     host, zero = models.Host, sa.literal(0)
     boot_set = sa.func.coalesce(_Row.boot_set_cached_bytes, zero)
     cached = sa.func.coalesce(_Row.cached_bytes, zero)

@@ -43,7 +43,7 @@ class Host(Base):
 
 
 class HeldImage(Base):
-    """An image on a host, as last reported; flags repeat parts of ``fill`` for counting."""
+    """An image on a host, as last reported; its flags repeat parts of ``fill``, for counting."""
 
     __tablename__ = "held_images"
     __table_args__ = (
@@ -147,7 +147,10 @@ class PendingTask(Base):
 
 
 class AuthorityKey(Base):
-    """A key of the certificate authority (``ca``) or of the table signer (``signer``)."""
+    """A key of the certificate authority (``ca``) or of the table signer (``signer``).
+
+    The highest number whose ``signs_from_s`` has passed is in use.
+    """
 
     __tablename__ = "authority_keys"
     __table_args__ = MYSQL
@@ -157,7 +160,7 @@ class AuthorityKey(Base):
     secret_key: orm.Mapped[str] = orm.mapped_column(sa.Text)
     certificate: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
     made_s: orm.Mapped[float]
-    signs_from_s: orm.Mapped[float]  # the highest number whose time has come is in use
+    signs_from_s: orm.Mapped[float]
     trusted_until_s: orm.Mapped[float | None]  # None: without limit
 
 

@@ -49,7 +49,10 @@ class SwitchLoads(abc.ABC):
 
     @abc.abstractmethod
     def read_levels(self, hosts: Mapping[ids.HostId, HostLoad]) -> threshold.Levels:
-        """Return each level's switches, from the hosts on, in TIMEOUT_S, or raise LoadsUnknown."""
+        """Return the switches of each level, those next to the hosts first, within TIMEOUT_S.
+
+        :raises LoadsUnknown: the loads are unknown now; the thresholds stay
+        """
 
 
 def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:

@@ -82,7 +82,7 @@ def make_overlay(overlay_fd: int, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def run_guest(
-    overlay_fd: int,  # of the overlay
+    overlay_fd: int,
     image: socket.socket,  # of the NBD server; closed here
     log: IO[bytes],
     limits: GuestLimits,

@@ -85,7 +85,10 @@ class BootImageMaker:
     def make_boot_image(
         self, image_id: ids.ImageId, may_begin: Callable[[str], bool] = lambda project: True
     ) -> bool:
-        """Make the boot image that an image needs, if its project may begin; return whether."""
+        """Make the boot image that an image needs now; return whether one was made.
+
+        :param may_begin: called with the image's project; returns whether to begin now
+        """
         with self._leases.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
             if image is None or image_record.why_not_served(image):

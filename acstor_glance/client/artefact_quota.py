@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artefact quota: limits a project's chunk maps and boot images; Glance's omits them."""
+"""Quota of a project's chunk maps and boot images, which Glance's quota does not count."""
 
 import threading
 import time

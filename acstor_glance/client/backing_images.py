@@ -65,7 +65,7 @@ def open_chunk_map(
     artefact: image_record.Image,  # the chunk map in Glance
     folder: pathlib.Path | None = None,  # of a temporary copy; None: the system's
 ) -> Iterator[chunk_map.ChunkMap]:
-    """Yield an image's chunk map, valid inside the block."""
+    """Yield an image's chunk map, valid inside the block, or raise ChunkMapFormatError."""
     with tempfile.TemporaryFile(dir=folder) as file:
         with images.open_image_data(artefact.id) as pieces:
             file.writelines(pieces)

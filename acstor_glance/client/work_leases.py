@@ -21,7 +21,10 @@ ANSWER_S = 20.0  # longest wait for the coordination service; most tooz drivers 
 
 
 class WorkLeases:
-    """Leases for one kind of work, by tooz (a coordinator each: thread safety) or by files."""
+    """Leases on images for one kind of work: by tooz or, without ``url``, by files.
+
+    Each lease has its own coordinator, because some drivers are not thread-safe.
+    """
 
     def __init__(
         self,

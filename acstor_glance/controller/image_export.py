@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports images for the sources ``file`` and ``http``: verified files, chunk map last."""
+"""Exports images for the sources ``file`` and ``http``; every name is a verified file."""
 
 import enum
 import hashlib

@@ -64,7 +64,8 @@ class ImageReconciler:
         """Make one pass; delete orphaned artefacts after another look at their image."""
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         findings = Findings()
-        # Artefacts first: an image created meanwhile costs a look; an artefact would be an orphan.
+        # Artefacts first: an image created in between then seems to lack one, which costs a look,
+        # whereas an artefact would seem to be an orphan.
         left = self._artefacts_by_image(findings)
         orphans: list[image_record.Image] = []
         for image in self._images.list_images():

@@ -13,7 +13,7 @@ def append_cids(
     chunk_bytes: int,
     cids: bytearray,
     naming: deduplication.Naming,
-    chunk_no: int,
+    chunk_no: int,  # the buffer's first
 ) -> None:
     """Append the CIDs of the first ``length`` bytes; only the image's last chunk may be short."""
     zeros = _zeros(chunk_bytes)

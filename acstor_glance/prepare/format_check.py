@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that an image has the format that Glance states, by oslo.utils, as Glance and Nova.
+"""Checks that an image has the format that Glance states, by oslo.utils, as they do.
 
 A hypervisor that guesses formats would open the files that a qcow2 header names.
 """
@@ -32,7 +32,10 @@ def parse_disk_format(name: str) -> layout.DiskFormat:
 
 
 def why_not_raw(head: bytes) -> str:
-    """Return why an image of which ``head`` is the beginning is not raw, or unsafe; else ""."""
+    """Return why an image is not raw, or unsafe by Glance's check; empty if neither.
+
+    :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
+    """
     try:
         found = {str(inspector): inspector for inspector in _inspectors_of(head)}
         foreign = found.keys() - RAW_FORMATS

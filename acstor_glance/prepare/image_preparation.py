@@ -216,7 +216,7 @@ class ImagePreparation:
     def _publish(
         self,
         file: IO[bytes],
-        as_read: image_record.Image | None = None,  # of the bytes that agents read
+        as_read: image_record.Image | None = None,  # record of the bytes that agents read
         pointers: Mapping[str, str] | None = None,  # to set together with the map's
     ) -> None:
         file.flush()

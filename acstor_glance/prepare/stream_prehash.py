@@ -73,7 +73,7 @@ def write_map_of_file(
     file: IO[bytes],
     hashing: service_hashing.ServiceHashing,
     *,
-    is_hashed: bool,  # they were verified, as a conversion
+    is_hashed: bool,  # the bytes were verified, and are a conversion's
 ) -> None:
     """Write the chunk map of an image in the file ``stored`` to ``file``."""
     map_path = work / "map"

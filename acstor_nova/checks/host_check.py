@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether Nova can use acstor on a compute host; they fetch no data through mirrors."""
+"""Checks whether Nova can use acstor on a compute host, without reads of mirrors."""
 
 import contextlib
 import errno

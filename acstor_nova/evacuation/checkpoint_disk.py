@@ -193,7 +193,10 @@ def _is_used(
     instance_id: str,
     instance_ids: Collection[str],
 ) -> bool:
-    """Return whether a disk, even during a resize, may be based on a checkpoint: the only data."""
+    """Return whether a disk is based on a checkpoint, even during a resize.
+
+    A disk that is missing or unreadable counts as based on it, since it has the only data.
+    """
     if checkpoint_id in _disks_in_progress:
         return True
     folder = glob.escape(os.path.join(host.nova.conf.instances_path, instance_id))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks recovered from checkpoints, whose own tables may lack part of the data."""
+"""Disks recovered from checkpoints, which must not be read or moved by their tables alone."""
 
 import os
 

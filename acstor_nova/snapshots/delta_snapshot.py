@@ -224,7 +224,7 @@ class Snapshot:
             LOG.info(words, self._image_id, size, took_s)
 
     def _is_active(self) -> bool:
-        """Wait until the upload has ended; return whether the image is active, so correct."""
+        """Wait until the upload has ended; return whether the image is active, so complete."""
         ends_s = time.monotonic() + self._host.timeouts.upload_end_s
         while True:
             image = self._host.nova.get_image(self._context, self._image_id)

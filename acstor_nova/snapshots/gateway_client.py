@@ -95,13 +95,12 @@ class GatewayClient:
             _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
 
     def flatten_image(
-        self,
-        image_id: str,
-        disk_format: str,
-        body: Body,
-        disk_bytes: int = 0,  # deadlines
+        self, image_id: str, disk_format: str, body: Body, disk_bytes: int = 0
     ) -> int:
-        """Make an image from a delta; return its size in Glance in bytes."""
+        """Make an image from a delta; return its size in Glance in bytes.
+
+        :param disk_bytes: size of its disk, for the deadlines of the upload and of the answer
+        """
         path = f"/v1/images/{image_id}/delta"
         headers = {"Content-Type": "application/octet-stream"}
         within_s = self._limits.idle_s + disk_bytes / SLOWEST_BYTES_S

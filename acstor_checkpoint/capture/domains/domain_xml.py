@@ -43,7 +43,7 @@ class ServerList(NamedTuple):
     """The servers of this host."""
 
     servers: Sequence[Server]  # with supported disks
-    undescribed: frozenset[ids.ImageId] = frozenset()  # by libvirt yet; maybe servers
+    undescribed: frozenset[ids.ImageId] = frozenset()  # not described yet: maybe servers
 
     def instances(self) -> frozenset[ids.ImageId]:
         """Return the servers that are or may be on this host; all others are gone."""

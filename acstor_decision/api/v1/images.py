@@ -211,7 +211,10 @@ def on_hosts(call: operation.Call) -> ImageHosts:
 
 
 def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
-    """Return Glance's records, or raise GlanceUnreachable; none if the client sees all hosts."""
+    """Return Glance's records; none if it fails and the client sees all hosts.
+
+    :raises glance_client.GlanceUnreachable: it fails for other clients
+    """
     try:
         return call.images.get_images(wanted, call.auth)
     except glance_client.GlanceUnreachable as e:

@@ -39,7 +39,7 @@ class TrafficRecords(msgspec.Struct, frozen=True):
 class TrafficQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Filters of the list."""
 
-    last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0  # 0: last collection
+    last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0  # 0: the last collection
     host: Annotated[str, patterns.text(255)] = ""
 
     def __post_init__(self) -> None:

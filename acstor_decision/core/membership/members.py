@@ -41,7 +41,7 @@ class MembershipLimits:
     allowed: Sequence[str] = ("*",)  # patterns of the host IDs that may join
     hosts: int = hash_ring.MAX_HOSTS  # limit of members
     hosts_per_ip: int = 4  # limit at one IP address that is not a loopback address
-    verify_addresses: bool = False  # of hosts, before they become members
+    verify_addresses: bool = False  # of hosts that join, except loopback addresses
 
 
 class Member:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay protection: accepts a sample once, as any sender can publish a recorded one again."""
+"""Replay protection: any sender on the broker can repeat a sample; only new ones count."""
 
 import enum
 from collections.abc import Hashable

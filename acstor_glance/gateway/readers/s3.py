@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3: GetObject with a range; the ETag is the MD5 of a single, unencrypted part."""
+"""S3: GetObject with a range; without KMS, the ETag of a one-part object is its MD5."""
 
 import contextlib
 from typing import Any
