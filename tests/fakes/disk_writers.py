@@ -139,7 +139,7 @@ class Writer:
         self._process.wait(END_S)
 
     def stop(self) -> Tally:
-        """Stop the writer and return its report; fail if it hangs."""
+        """Stop the writer and return its report; a hanging writer is an error in it."""
         try:
             said, _ = self._process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:

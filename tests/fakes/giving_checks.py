@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of what hosts give and tell in ``transfer_world``; bounds are written out here.
+"""Invariants of hosts that serve and announce chunks in ``transfer_world``.
 
-The bounds are those of doc/source/contributor/exchange.rst, and not the product's own constants: a
-constant that is changed is found.
+The bounds are those of doc/source/contributor/exchange.rst.  They are written out here, so a
+changed constant of the product is detected.
 """
 
 from typing import Any
@@ -20,27 +20,27 @@ MIB = 1024 * 1024
 CHUNK = 65536
 HELD_WAIT_S = 2.0
 REQUESTS = 1024
-"""Of one host, that wait at another."""
+"""Pending requests of one host at another."""
 BEGUN = 512
-"""Transfers that go on because one host asked."""
+"""Transfers that one host's requests keep active."""
 UNDELIVERED_BYTES = 16 * MIB + CHUNK + 4096
-"""Of answers on their way to one host, and in their turn."""
+"""Unacknowledged and queued answers to one host."""
 MOST = REQUESTS, BEGUN, UNDELIVERED_BYTES
 SEGMENTS = 512
 LOOK_S = 0.5
-"""A request may end so late."""
+"""Allowed delay of a request's end."""
 KEYS = 32_768
 
 
 class Broken(Exception):
-    """A promise does not hold."""
+    """An invariant does not hold."""
 
 
 def check(host: Any) -> None:
-    """Check what a host holds for others.
+    """Check the requests that a host serves.
 
-    Who waits, waits for what stands below it (``peer_request.Mode``): so there is no circle of
-    hosts that wait for each other, but for HELD, whose wait is short.
+    A request waits only for modes below its own (``peer_request.Mode``), so hosts never wait for
+    each other in a circle.  HELD is the exception, and its wait is short.
     """
     now, requests = host.world.now, host.core.requests
     for transfer in host.core.context.transfers.values():
@@ -78,7 +78,7 @@ def _check_pending(
 
 
 def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
-    """Check to whom a host tells something unasked."""
+    """Check the receiver and the size of an announcement."""
     if not _is_good(host, tell.host):
         raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
     kinds = tell.held, tell.evicted, tell.evictable
@@ -96,7 +96,7 @@ def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
 
 
 def neighbours_of(host: Any) -> frozenset[ids.HostId]:
-    """Return whom a host may tell what is here."""
+    """Return the hosts that receive this host's announcements."""
     topology, near = host.settings.get("topology"), host.core.context.ring.near
     if topology is None:
         return frozenset()
@@ -105,24 +105,24 @@ def neighbours_of(host: Any) -> frozenset[ids.HostId]:
 
 
 def check_given(host: Any, given: actions.SendChunk, data: bytes) -> None:
-    """Check that nothing leaves but what its CID says, and by a name by which it came."""
+    """Check a sent chunk: its content, and the name by which it arrived."""
     ref = given.ref
     if data != host.world.content_of(ref.cid):
         raise Broken(f"{host.name} gives what is not the content that it was asked for")
     if given.data is not None or (ref.cid, ref.oid) in host.came:
         return
     if isinstance(host.rights.names, place_identity.ByOid):
-        return  # whatever it came as
+        return  # valid by whatever name it arrived
     is_of_content = ref.oid == ids.oid_of(ref.cid)
     if ref.cid not in host.found or not (is_of_content or ref.image_id in (host.attached or ())):
         raise Broken(f"{host.name} gives a chunk as one of an image by which it did not come")
 
 
 def check_referral(host: Any, pending: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
-    """Check to whom a host sends another one."""
+    """Check the hosts that a referral names."""
     tables = host.core.context.ring
     if host.core.context.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
-        hosts = hosts[:1]  # a tree of one, which is not the next one in step
+        hosts = hosts[:1]  # a tree of one host, not the lockstep partner
     for name in hosts:
         if (
             name in (pending, host.name)
@@ -130,12 +130,12 @@ def check_referral(host: Any, pending: ids.HostId, hosts: tuple[ids.HostId, ...]
             or tables.table.is_deprioritized(name)
         ):
             raise Broken(f"{host.name} sends {pending} to {name}")
-        if name not in host.judged and not _is_good(host, name):  # judged after it was named
+        if name not in host.judged and not _is_good(host, name):  # judged later
             raise Broken(f"{host.name} sends {pending} to {name}, who has left or is left alone")
 
 
 def check_heard(host: Any, heard: actions.ForwardAnnouncement) -> None:
-    """Check whom a host listens to."""
+    """Check the sender of an accepted announcement."""
     if not _is_good(host, heard.host):
         raise Broken(f"{host.name} listens to {heard.host}, who has left or is left alone")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of acstor's Glance services, whatever files this machine has."""
+"""Options of acstor's Glance services, without this machine's files."""
 
 import os
 
@@ -11,9 +11,9 @@ GROUP = "acstor_glance"
 
 
 def conf(*files: os.PathLike[str], **options: object) -> cfg.ConfigOpts:
-    """Return what ``files`` say, the defaults beside.
+    """Return the options of ``files``, with defaults for all others.
 
-    :param options: of [acstor_glance], in place of what files say
+    :param options: overrides in [acstor_glance]
     """
     made = cfg.ConfigOpts()
     glance_conf.register_opts(made)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of images as Glance's API v2 gives them."""
+"""Image records of Glance's API v2."""
 
 import hashlib
 from typing import Any
@@ -49,7 +49,7 @@ VERSIONS = {
 def artefact_record(
     of: image_record.Image, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
 ) -> dict[str, Any]:
-    """Return the record of the artefact that ``of`` would point to."""
+    """Return the record of an image's artefact."""
     made = artefacts.new_artefact(of, kind, SERVICE_PROJECT, VERSIONS[kind])
     return {"id": ARTEFACT_ID, "status": "active", "size": 4711, **made, **changed}
 
@@ -57,5 +57,5 @@ def artefact_record(
 def artefact(
     of: image_record.Image, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
 ) -> image_record.Image:
-    """Return the artefact that ``of`` would point to."""
+    """Return an image's artefact."""
     return image_record.Image.from_record(artefact_record(of, kind, **changed))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests' reads without guests: threads that read mirrors at random past the page cache.
+"""Guests' reads without guests: threads that read mirrors at random with O_DIRECT.
 
-They are a process of their own, because a read that hangs takes its process
-with it.  Every byte is compared with the image's own file; what was wrong is
-counted and reported as one line of JSON at the end (end of standard input).
+The threads run in a process of their own, because a hanging read blocks its process.  They
+compare each byte with the image's own file.  At the end of standard input the process prints
+the number of errors as one line of JSON.
 
     python -m tests.fakes.guest_readers TRUTH SEED THREADS MIRROR...
 """
@@ -30,7 +30,7 @@ END_S = 20.0
 
 @dataclasses.dataclass
 class Tally:
-    """What the readers met."""
+    """The report of the readers."""
 
     reads: int = 0
     bytes: int = 0
@@ -40,9 +40,9 @@ class Tally:
 
 
 class Readers:
-    """Context manager: the process with the readers.
+    """Context manager: the process of the readers.
 
-    :param truth: the file that every mirror must equal
+    :param truth: the file that each mirror must equal
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Readers:
             self._argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # all mirrors are open, or it has ended
+        self._process.stdout.readline()  # all mirrors are open, or the process has ended
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -64,7 +64,7 @@ class Readers:
         self._process.communicate()
 
     def stop(self) -> Tally:
-        """End the readers and return what they met; a reader that hangs is an error."""
+        """Stop the readers and return their report; a hanging reader is an error in it."""
         try:
             said, _ = self._process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired:
@@ -77,12 +77,12 @@ class Readers:
 def read_at_random(
     path: str, fd: int, truth: bytes, rng: random.Random, tally: Tally, end: threading.Event
 ) -> None:
-    """Read and compare until ``end``; a page at the end of the image may be half empty."""
+    """Read and compare until ``end``; the image's last page may be partial."""
     buffer = mmap.mmap(-1, max(LENGTHS))
     view = memoryview(buffer)
     offset = length = 0
     while not end.is_set():
-        offset += length  # now and then go on in order, which makes the agent read ahead
+        offset += length  # sometimes read sequentially, which triggers the agent's read-ahead
         length = rng.choice(LENGTHS)
         if offset >= len(truth) or rng.random() < JUMPS:
             offset = rng.randrange(-(-len(truth) // PAGE)) * PAGE

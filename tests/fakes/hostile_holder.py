@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host whose vault the attacker has: its certificate is good, and its answers are not."""
+"""A compromised vault: its certificate is valid, its responses are hostile."""
 
 import contextlib
 import pathlib
@@ -15,12 +15,11 @@ from acstor_common.model import ids
 from tests.lab import vaults
 
 Answer = Callable[[str, ssl.SSLSocket], bytes | None]
-"""Gets the first line of a request; returns the body of the answer, None if it ends the
-connection."""
+"""Maps a request's first line to the response body; None closes the connection."""
 
 
 def drip(client: ssl.SSLSocket, every_s: float, ended: threading.Event) -> None:
-    """Send an answer of 1,000 bytes, one after the other."""
+    """Send a response of 1,000 bytes, one byte per ``every_s``."""
     client.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
     for _ in range(1000):
         client.sendall(b"1")
@@ -29,12 +28,11 @@ def drip(client: ssl.SSLSocket, every_s: float, ended: threading.Event) -> None:
 
 
 class HostileHolder:
-    """Context manager: listens on the loopback.
-
-    ``asked`` are the first lines of requests.
+    """Context manager: a vault that listens on the loopback.
 
     :param folder: for its identity
-    :param status: of all answers
+    :param status: of all responses
+    :ivar asked: first lines of requests
     """
 
     def __init__(self, folder: pathlib.Path, name: str, answer: Answer, status: int = 200) -> None:
@@ -87,5 +85,5 @@ class HostileHolder:
 
 
 def never(_line: str, _tls: ssl.SSLSocket) -> None:
-    """Answer nothing."""
+    """Close the connection without a response."""
     time.sleep(3600.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vault in wrong hands: real TLS with a host's certificate, and whatever answers a test wants."""
+"""A compromised vault: TLS with a host's valid certificate, and any response."""
 
 import contextlib
 import socket
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from acstor_common.identity import credentials
 
 Answer = Callable[[ssl.SSLSocket, bytes], None]
-"""Answers a request, of which the head is given; the body was not read."""
+"""Answers a request; gets its head.  The body is still unread."""
 
 
 class HostileVault:
-    """Listens on the loopback while the block lasts.
+    """Listens on the loopback for the block.
 
-    :param proof: of the host whose vault it is
-    :param answer: is called for each request, in a thread of its connection
+    :param proof: of the vault's host
+    :param answer: called for each request, in a thread of its connection
     """
 
     def __init__(self, proof: credentials.Credentials, answer: Answer) -> None:
@@ -27,7 +27,7 @@ class HostileVault:
         self.address: tuple[str, int] = self._listener.getsockname()
         self.requests: list[str] = []
         self.take_bytes = 0
-        """Of a body at a time, ten times a second; 0: as it comes."""
+        """Body bytes to read ten times a second; 0: no limit."""
         self.ended = threading.Event()
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -68,7 +68,7 @@ class HostileVault:
                     self._answer(tls, head)
 
     def _heads(self, tls: ssl.SSLSocket) -> Iterator[bytes]:
-        """Yield heads of requests, when their bodies have come."""
+        """Yield the heads of requests, after their bodies arrived."""
         data = b""
         while more := tls.recv(1 << 20):
             data += more

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts for a test: real agents on loopback, a source of their own, and a watchdog.
+"""Test hosts: real agents on the loopback, a source of their own, and a watchdog.
 
-The rule: a test that goes wrong fails, it never hangs.  A read of a mirror
-whose agent is stuck cannot be interrupted, not even by the end of the test, so
-every agent is killed when its time is over: then the kernel ends the read.
+A stuck agent must not hang the test: a signal cannot interrupt a read of its mirror.  So the
+watchdog kills each agent at its deadline, and the kernel then ends the read.
 """
 
 import configparser
@@ -31,15 +30,18 @@ from tests.lab import runs
 from tests.lab import tuned
 
 LIFE_S = 40.0
-"""No agent of a test lives longer."""
+"""The longest life of a test's agent."""
 START_S = 15.0
 BY_HOMES = "no-hedges,no-source-first"
-"""Variants of agents that ask homes alone while these answer.  On a slow machine a hedge may read a
-chunk twice, and guests find the source quicker than peers; both have tests of their own."""
+"""Agent variants that ask only homes while these respond.
+
+On a slow machine a hedge may read a chunk twice, and guests reach the source before peers; both
+have tests of their own.
+"""
 
 
 def kernel_can_resend() -> bool:
-    """Say whether tests that need no relay can run; agents go by what the kernel offers."""
+    """Return whether the kernel offers FUSE_NOTIFY_RESEND; the agent relies on it."""
     release = platform.release().split("-")[0].split(".")
     return tuple(int(part) for part in release[:2]) >= (6, 9)
 
@@ -54,7 +56,7 @@ of_packages = [needs_fuse, needs_take_over, pytest.mark.packages, pytest.mark.ti
 
 
 def kill(*pids: int | None) -> None:
-    """Kill processes at once."""
+    """Kill processes with SIGKILL."""
     for pid in pids:
         if pid:
             with contextlib.suppress(ProcessLookupError):
@@ -63,7 +65,7 @@ def kill(*pids: int | None) -> None:
 
 @contextlib.contextmanager
 def frozen(pid: int | None) -> Iterator[None]:
-    """Freeze a process, as a host that hangs would be, until the block ends."""
+    """Freeze a process with SIGSTOP for the block."""
     if pid is None:
         pytest.fail("there is no such process")
     os.kill(pid, signal.SIGSTOP)
@@ -75,16 +77,16 @@ def frozen(pid: int | None) -> Iterator[None]:
 
 
 def kill_agent(agent: agents.Agent) -> None:
-    """Kill an agent's supervisor and its worker, as a power failure would."""
+    """Kill an agent's supervisor and its worker, like a power failure."""
     kill(agent.pid, agent.worker_pid())
 
 
 @contextlib.contextmanager
 def bounded(agent: agents.Agent, life_s: float = LIFE_S) -> Iterator[None]:
-    """Kill the agent when ``life_s`` is over and the block is not."""
+    """Kill the agent if the block takes longer than ``life_s``."""
 
     def end() -> None:
-        with contextlib.suppress(Exception):  # it has ended by itself
+        with contextlib.suppress(Exception):  # it has exited
             kill_agent(agent)
 
     timer = threading.Timer(life_s, end)
@@ -99,7 +101,7 @@ def bounded(agent: agents.Agent, life_s: float = LIFE_S) -> Iterator[None]:
 def running(
     folder: pathlib.Path, images: local.ImageFolder, *, life_s: float = LIFE_S, **options: Any
 ) -> Iterator[agents.Agent]:
-    """Run an agent whose files lie in ``folder``; see :func:`local.agent` for the options."""
+    """Run an agent with its files in ``folder``; options: see :func:`local.agent`."""
     with local.agent(folder, images, **options) as agent, bounded(agent, life_s):
         agent.wait_ready()
         yield agent
@@ -116,7 +118,10 @@ def http_options(url: str, timeout_s: float = 1.0) -> dict[str, Any]:
 def ring_table(
     ports: Mapping[str, int], epoch: int = 1, vnodes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """Return a v-node table of hosts on loopback, all of one weight unless ``vnodes`` says more."""
+    """Return a v-node table of loopback hosts.
+
+    :param vnodes: v-nodes of hosts that differ from the default
+    """
     return {
         "version": 1,
         "epoch": epoch,
@@ -137,7 +142,7 @@ def write_ring(
     epoch: int = 1,
     vnodes: Mapping[str, int] | None = None,
 ) -> pathlib.Path:
-    """Write a v-node table at once: readers see the old file or the new one."""
+    """Write a v-node table atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(ring_table(ports, epoch, vnodes)))
     return new.replace(path)
@@ -156,7 +161,7 @@ class Cloud:
         return self.agents[name]
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """Return what every agent says of itself."""
+        """Return the status of each agent."""
         return {name: agent.status() for name, agent in self.agents.items()}
 
 
@@ -173,9 +178,9 @@ def cloud(
 ) -> Iterator[Cloud]:
     """Run an agent for each of ``names``, all on one ring.
 
-    :param in_ring_only: ports of hosts on the ring that are no agents of this cloud
+    :param in_ring_only: ports of ring hosts without an agent
     :param each: more options for one agent, by its name
-    :param options: for all of them; peers are waited for half a second unless ``constants`` say so
+    :param options: for all agents; the peer timeout is half a second unless ``constants`` set it
     """
     made = Cloud(folder, names)
     write_ring(made.ring_file, {**made.ports, **(in_ring_only or {})})
@@ -195,17 +200,17 @@ def cloud(
 
 
 def wait_until(is_true: Callable[[], bool], what: str, deadline_s: float = 10.0) -> None:
-    """Wait for something that must come true."""
+    """Wait until a condition holds; fail after ``deadline_s``."""
     runs.wait_for(is_true, deadline_s, what, str)
 
 
 def wait_written(agent: agents.Agent) -> None:
-    """Wait until every chunk that the agent has taken in is on disk."""
+    """Wait until the agent has written every received chunk to disk."""
     wait_until(lambda: not agent.status()["cache"]["pending_bytes"], "the cache on disk")
 
 
 def read_direct(path: pathlib.Path, offset: int, length: int) -> bytes:
-    """Read past the page cache; offset and length are multiples of 4 KiB."""
+    """Read with O_DIRECT; offset and length are multiples of 4 KiB."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         buffer = mmap.mmap(-1, length)
@@ -223,7 +228,7 @@ def fill_of(agent: agents.Agent, image_id: str) -> dict[str, Any] | None:
 def wait_fill_state(
     agent: agents.Agent, image_id: str, state: str, within_s: float, why: str = ""
 ) -> dict[str, Any]:
-    """Wait for a fill state, with a reason that has ``why`` in it; return the fill status."""
+    """Wait for a fill state whose reason contains ``why``; return the fill status."""
 
     def is_so() -> bool:
         shown = fill_of(agent, image_id)
@@ -236,7 +241,7 @@ def wait_fill_state(
 
 
 def configure(folder: pathlib.Path, changes: Mapping[str, Mapping[str, Any]]) -> pathlib.Path:
-    """Write a configuration that works, with ``changes``, and return the file."""
+    """Write a valid configuration with ``changes``; return the file."""
     images = folder / "images"
     for path in (images, folder / "mirror"):
         path.mkdir(parents=True, exist_ok=True)
@@ -264,7 +269,7 @@ def configure(folder: pathlib.Path, changes: Mapping[str, Mapping[str, Any]]) ->
 
 
 def refuse(config_file: pathlib.Path, deadline_s: float = START_S) -> tuple[int, str]:
-    """Start an agent that must not start; return its exit status and what it said."""
+    """Start an agent that must refuse to start; return its exit status and output."""
     argv = [agents.BIN / "acstor-agent", "--config-file", config_file]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
@@ -282,5 +287,5 @@ def refuse(config_file: pathlib.Path, deadline_s: float = START_S) -> tuple[int,
 
 
 def mounts(folder: pathlib.Path) -> list[str]:
-    """Return what is mounted beneath a folder."""
+    """Return the mount points beneath a folder."""
     return runs.mounts_beneath(folder)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small web server in a thread, which answers well or as badly as it is told.
+"""A small HTTP server in a thread, with correct and faulty responses.
 
-Real sockets and real HTTP, so the client under test is the one that runs in
-production.  Each behaviour is a function that writes one answer.
+It uses real sockets, so tests run the production client.  Each behaviour is a function that
+writes one response.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tests.fakes import server_threads
 
 @dataclasses.dataclass
 class Asked:
-    """What the client asked for."""
+    """A request of the client."""
 
     body: bytes
     start: int
@@ -30,12 +30,12 @@ class Asked:
 
     @property
     def part(self) -> bytes:
-        """The bytes that a good answer has."""
+        """The body of a correct response."""
         return self.body[self.start : self.stop]
 
     @property
     def content_range(self) -> str:
-        """The Content-Range that a good answer has."""
+        """The Content-Range of a correct response."""
         return f"bytes {self.start}-{self.start + len(self.part) - 1}/{len(self.body)}"
 
 
@@ -43,9 +43,9 @@ Behaviour = Callable[[http.server.BaseHTTPRequestHandler, Asked], None]
 
 
 class LocalServer:
-    """What a test holds of the server.
+    """A running server.
 
-    ``behaviours`` are used up one a request; when none is left, answers are like ``always``.
+    Each request uses up one of ``behaviours``; without any left, ``always`` responds.
     """
 
     def __init__(self, url: str, files: dict[str, bytes]) -> None:
@@ -53,7 +53,7 @@ class LocalServer:
         self.files = files
         self.behaviours: list[Behaviour] = []
         self.always: Behaviour = fine
-        self.head: dict[str, str] | None = None  # headers of answers to HEAD, not the right ones
+        self.head: dict[str, str] | None = None  # headers of HEAD responses; None: the correct ones
         self.asked: list[dict[str, str]] = []
         self.connections = 0
         self.links: list[socket.socket] = []
@@ -64,9 +64,9 @@ class LocalServer:
 def serve(
     files: dict[str, bytes], tls: ssl.SSLContext | None = None, port: int = 0
 ) -> Iterator[LocalServer]:
-    """Serve ``files`` by name on a port (a free one) of the loopback until the block ends.
+    """Serve ``files`` by name on a loopback port; close connections after the block.
 
-    Then its connections are closed too.
+    :param port: 0: any free one
     """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     if tls is not None:
@@ -99,7 +99,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = local.files.get(self.path.lstrip("/"))
         if body is None and self.path.endswith(".acboot"):
-            answer(self, 404, b"")  # every guest's agent asks; only what images cost is counted
+            answer(self, 404, b"")  # each agent asks; tests count only image requests
             return
         local.asked.append(headers)
         behaviour = local.behaviours.pop(0) if local.behaviours else local.always
@@ -126,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
 
 def answer(
@@ -136,7 +136,10 @@ def answer(
     headers: dict[str, str] | None = None,
     announced_bytes: int | None = None,
 ) -> None:
-    """Write one answer; a body that is not as long as announced ends the connection."""
+    """Write one response.
+
+    :param announced_bytes: Content-Length; if wrong, the connection closes
+    """
     announced = len(body) if announced_bytes is None else announced_bytes
     handler.send_response(code)
     for name, value in (headers or {}).items():
@@ -149,7 +152,7 @@ def answer(
 
 
 def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer as RFC 9110 says."""
+    """Respond as RFC 9110 requires."""
     if "range" not in asked.headers:
         answer(handler, 200, asked.body)
     elif asked.start >= len(asked.body):
@@ -159,45 +162,45 @@ def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
 
 
 def whole_file(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer 200 and everything: no ranges here."""
+    """Respond 200 with the whole file: no range support."""
     answer(handler, 200, asked.body)
 
 
 def status(code: int, headers: dict[str, str] | None = None) -> Behaviour:
-    """Answer nothing but ``code``."""
+    """Respond with a status and no body."""
     return lambda handler, asked: answer(handler, code, b"no", headers)
 
 
 def redirect(location: str) -> Behaviour:
-    """Answer that it is elsewhere."""
+    """Redirect to ``location``."""
     return status(302, {"Location": location})
 
 
 def half_a_body(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Hang up in the middle of the body."""
+    """Disconnect in the middle of the body."""
     half = asked.part[: len(asked.part) // 2]
     answer(handler, 206, half, {"Content-Range": asked.content_range}, len(asked.part))
 
 
 def content_range(text: str | None) -> Behaviour:
-    """Answer with the right bytes and ``text`` (None: nothing) as their Content-Range."""
+    """Respond with the right bytes and a Content-Range of ``text`` (None: no header)."""
     headers = {} if text is None else {"Content-Range": text}
     return lambda handler, asked: answer(handler, 206, asked.part, headers)
 
 
 def garbage(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer with what is not HTTP."""
+    """Respond with bytes that are not HTTP."""
     handler.wfile.write(b"\x16\x03\x01\x00 this is not HTTP at all\r\n\r\n")
     handler.close_connection = True
 
 
 def hang_up(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
     handler.close_connection = True
 
 
 def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer with a chunked body that is far longer than the range."""
+    """Respond with a chunked body far longer than the range."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -209,7 +212,7 @@ def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
 
 
 def endless(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer with spaces until the client hangs up, or 256 MiB were sent."""
+    """Send spaces until the client disconnects, at most 256 MiB."""
     handler.close_connection = True
     handler.send_response(200)
     handler.send_header("Content-Type", "application/json")
@@ -220,7 +223,7 @@ def endless(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
 
 
 def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer with a complete chunked body that lacks a byte."""
+    """Respond with a complete chunked body that lacks one byte."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -230,7 +233,7 @@ def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None
 
 
 def chunked(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer well, in a chunked body."""
+    """Respond correctly, with a chunked body."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -242,7 +245,7 @@ def chunked(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
 
 
 def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer well, with a body that ends with the connection, as before HTTP/1.1."""
+    """Respond correctly; the body ends with the connection, as in HTTP/1.0."""
     handler.wfile.write(b"HTTP/1.0 206 Fine\r\n")
     handler.wfile.write(f"Content-Range: {asked.content_range}\r\n\r\n".encode())
     handler.wfile.write(asked.part)
@@ -250,14 +253,14 @@ def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> 
 
 
 def says_it_closes(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer well and say that no other answer comes, but do not hang up."""
+    """Respond correctly with "Connection: close", but keep the connection open."""
     headers = {"Content-Range": asked.content_range, "Connection": "close"}
     answer(handler, 206, asked.part, headers)
     handler.close_connection = False  # send_header has set it
 
 
 def hints_first(count: int) -> Behaviour:
-    """Say something beforehand, as any server may (RFC 9110, 15.2), though not without end."""
+    """Send ``count`` interim responses first (RFC 9110, 15.2)."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * count)
@@ -267,14 +270,14 @@ def hints_first(count: int) -> Behaviour:
 
 
 def endless_head(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Answer with headers that do not end."""
+    """Send 10,000 headers of 1,000 bytes."""
     handler.wfile.write(b"HTTP/1.1 206 Fine\r\n")
     for number in range(10_000):
         handler.wfile.write(b"X-%d: %s\r\n" % (number, b"x" * 1000))
 
 
 def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Announce two lengths of the body."""
+    """Send two Content-Length headers."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
     handler.send_header("Content-Length", str(len(asked.part)))
@@ -284,7 +287,7 @@ def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> No
 
 
 def chunked_with_a_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Announce a length of what is chunked, which tells proxies and clients different things."""
+    """Send Content-Length with a chunked body: an ambiguous length."""
     body = b"%x\r\n" % len(asked.part) + asked.part + b"\r\n0\r\n\r\n"
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
@@ -295,7 +298,7 @@ def chunked_with_a_length(handler: http.server.BaseHTTPRequestHandler, asked: As
 
 
 def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
-    """Answer well, and behind that what would be an answer to the next request."""
+    """Respond correctly, then send an unrequested second response."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         fine(handler, asked)
@@ -307,7 +310,7 @@ def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
 
 
 def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
-    """Answer well, a few bytes at a time."""
+    """Respond correctly, a few bytes at a time."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         handler.send_response(206)
@@ -323,7 +326,7 @@ def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
 
 
 def stall(after_bytes: int, for_s: float) -> Behaviour:
-    """Send the beginning of the body, and then nothing."""
+    """Send the beginning of the body, then nothing for ``for_s``."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         handler.close_connection = True
@@ -338,7 +341,7 @@ def stall(after_bytes: int, for_s: float) -> Behaviour:
 
 
 def shorter_blob(size_bytes: int) -> Behaviour:
-    """Answer as if the blob had so many bytes."""
+    """Respond as if the blob had ``size_bytes``."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         fine(handler, dataclasses.replace(asked, body=asked.body[:size_bytes]))
@@ -347,18 +350,18 @@ def shorter_blob(size_bytes: int) -> Behaviour:
 
 
 def other_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Announce and send one byte more than the Content-Range says."""
+    """Announce and send one byte more than the Content-Range states."""
     answer(handler, 206, asked.part + b"!", {"Content-Range": asked.content_range})
 
 
 def gzipped(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
-    """Compress though nobody asked for it."""
+    """Compress the response without Accept-Encoding."""
     headers = {"Content-Range": asked.content_range, "Content-Encoding": "gzip"}
     answer(handler, 206, gzip.compress(asked.part), headers)
 
 
 def slow(delay_s: float) -> Behaviour:
-    """Answer well, but late."""
+    """Respond correctly after ``delay_s``."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         time.sleep(delay_s)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder on a file server that hangs: a small FUSE file system in a process of its own.
+"""A folder on a hanging file server: a small FUSE file system in its own process.
 
     python -m tests.fakes.hung_folder FOLDER MOUNT_POINT
 
-It shows the files of a folder, read-only.  Stopped (SIGSTOP) it is a file server whose host is
-frozen: calls wait in the kernel, and a signal that kills ends them.  On SIGUSR1 it takes every
-request and answers none, until SIGUSR2: who waits then cannot even be killed, as with a file
-server that hangs in the middle of a call (state D).
+It shows the files of a folder, read-only.  Stopped (SIGSTOP), it imitates a frozen file server:
+calls wait in the kernel, and SIGKILL ends them.  After SIGUSR1 it takes requests without a
+reply until SIGUSR2.  Callers then ignore even SIGKILL (state D), as with a file server that
+hangs in the middle of a call.
 
-The rule: nothing stays.  The process dies with the one that started it, and then the kernel ends
-every call that waits for it.
+The process dies with its parent; the kernel then ends all calls that wait for it.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class _Server(pyfuse3.Operations):
-    """The files of ``folder``, by inode numbers in the order of their first use."""
+    """The files of ``folder``; inode numbers in the order of first use."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__()
@@ -44,7 +43,7 @@ class _Server(pyfuse3.Operations):
         self._answers.set()
 
     async def signals(self) -> None:
-        """Stop answering on SIGUSR1, answer on SIGUSR2."""
+        """Stop replying on SIGUSR1, resume on SIGUSR2."""
         with trio.open_signal_receiver(signal.SIGUSR1, signal.SIGUSR2) as seen:
             print("ready", flush=True)
             async for number in seen:
@@ -91,25 +90,25 @@ class _Server(pyfuse3.Operations):
 
 
 class HungFolder:
-    """What a test holds of the file server."""
+    """A running file server."""
 
     def __init__(self, process: subprocess.Popen[str], mount_point: pathlib.Path) -> None:
         self._process, self.mount_point = process, mount_point
 
     def stop(self) -> None:
-        """Freeze it."""
+        """Freeze it with SIGSTOP."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let a frozen one go on."""
+        """Resume a frozen server."""
         self._process.send_signal(signal.SIGCONT)
 
     def take_and_keep(self) -> None:
-        """Let it take requests and answer none."""
+        """Make it take requests without a reply."""
         self._tell(signal.SIGUSR1)
 
     def answer(self) -> None:
-        """Let it answer, also what it has taken."""
+        """Make it reply, also to pending requests."""
         self._tell(signal.SIGUSR2)
 
     def _tell(self, number: signal.Signals) -> None:
@@ -120,7 +119,7 @@ class HungFolder:
 
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, mount_point: pathlib.Path) -> Iterator[HungFolder]:
-    """Serve ``folder`` at ``mount_point`` until the block ends."""
+    """Serve ``folder`` at ``mount_point`` for the block."""
     mount_point.mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.hung_folder", str(folder), str(mount_point)],
@@ -133,7 +132,7 @@ def serving(folder: pathlib.Path, mount_point: pathlib.Path) -> Iterator[HungFol
         assert process.stdout.readline() == "ready\n"
         yield HungFolder(process, mount_point)
     finally:
-        hosts.kill(process.pid)  # also one that is stopped
+        hosts.kill(process.pid)  # kills a stopped process, too
         process.communicate()
         for point in hosts.mounts(mount_point):
             runs.tool(["umount", "--lazy", point])

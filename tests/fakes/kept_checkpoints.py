@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that hosts keep: made of what a disk should be, and given as their vaults do."""
+"""Checkpoints in vaults, made from a disk's chunks."""
 
 import uuid
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def subject(
 ) -> manifest.Subject:
     """Return the subject of a checkpoint's manifest.
 
-    :param disk: as vaults name it
+    :param disk: its name in vaults
     """
     crash, unknown = manifest.Consistency.CRASH, chunk_map.UNKNOWN_OS_HASH
     return manifest.Subject(disk, instance, "p", base, unknown, cut, number, crash, number)
@@ -71,7 +71,7 @@ class Kept:
         self.image = image
 
     def recovery(self, **changed: object) -> restore_record.RestoreRecord:
-        """Return what an agent is told of it."""
+        """Return the restore record that an agent receives."""
         told = {
             "checkpoint_id": str(uuid.UUID(int=7)),
             "instance_id": INSTANCE,
@@ -86,9 +86,9 @@ class Kept:
 
 
 class Link:
-    """Gives what holders have, without any network.
+    """A client of vaults without a network.
 
-    :param kept: what each of them has
+    :param kept: the checkpoint in all vaults
     """
 
     def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
@@ -96,7 +96,7 @@ class Link:
         self.times = checkpoint_client.ResponseTimes()
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
-        """Of holders, by their addresses: what they fail with, or make of what they give."""
+        """Faults by a vault's address: an exception, or a change of its response."""
         self.things = {
             vault_paths.chunk(OWNER, VAULT_DISK, name): data for name, data in kept.chunks.items()
         }
@@ -104,10 +104,10 @@ class Link:
         self.things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
 
     def check_credentials(self) -> None:
-        """Let this host be one of the cloud's."""
+        """Accept this host's credentials."""
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
-        """Return what a holder has."""
+        """Return an object of a vault."""
         address, _, path = url.removeprefix("https://").partition("/")
         path = f"/{path}"
         self.asked.append((address, path))
@@ -121,7 +121,7 @@ class Link:
         return fault(data) if fault else data
 
     async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
-        """Return what ``work`` does."""
+        """Call ``work`` in this task."""
         return work(sealed, where)
 
     async def aclose(self) -> None:

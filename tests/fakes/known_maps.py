@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk maps that a function stands for."""
+"""Chunk maps defined by a function."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Segments = Callable[[chunk_ref.Request], authorization.Segments | None]
 
 
 class KnownMaps(authorization.ChunkMaps):
-    """See above; ``find_segments`` may be replaced."""
+    """Chunk maps defined by a function; ``find_segments`` may be replaced."""
 
     def __init__(self, content: Content, find_segments: Segments = lambda request: None) -> None:
         self._content, self.find_segments = content, find_segments

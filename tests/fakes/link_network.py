@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network in virtual time; what goes wrong in it is the business of who uses it.
+"""A network in virtual time; its users inject the faults.
 
-Nothing waits: :meth:`LinkNetwork.run` calls one thing after the other and moves
-the clock.  With a link rate each host has an uplink that sends one message at a
-time, the most urgent first, and a downlink that receives one at a time; a message
-passes through both at once, as a stream does.
+:meth:`LinkNetwork.run` executes events in order and advances the clock; nothing blocks.  With a
+link rate, each host has an uplink that sends one message at a time, the most urgent first, and
+a downlink that receives one at a time.  A message occupies both at once, like a stream.
 """
 
 import collections
@@ -20,7 +19,7 @@ Deliver = Callable[[str, Any], None]
 
 @dataclasses.dataclass
 class _Link:
-    """One host's end of the network."""
+    """A host's end of the network."""
 
     deliver: Deliver
     waiting: list[tuple[int, int, str, Any, int]] = dataclasses.field(default_factory=list)
@@ -31,7 +30,7 @@ class _Link:
 class LinkNetwork:
     """Hosts, their links, and the clock.
 
-    :param link_bytes_per_s: rate of every uplink and downlink; None: they take no time
+    :param link_bytes_per_s: rate of each uplink and downlink; None: unlimited
     """
 
     def __init__(self, *, latency_s: float = 0.0005, link_bytes_per_s: float | None = None) -> None:
@@ -49,12 +48,15 @@ class LinkNetwork:
         self._links[host] = _Link(deliver)
 
     def call_at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something at a time, not before now."""
+        """Schedule a call; times in the past mean now."""
         when = max(when, self.now)
         heapq.heappush(self._agenda, (when, next(self._numbers), call, arguments))
 
     def send(self, sender: str, to: str, message: Any, size_bytes: int, urgency: int = 0) -> None:
-        """Send a message; what is more urgent (a lower number) overtakes it on the uplink."""
+        """Send a message.
+
+        :param urgency: lower numbers overtake on the uplink
+        """
         self.sent[sender] += 1
         self.sent_bytes[sender] += size_bytes
         link = self._links[sender]
@@ -64,7 +66,7 @@ class LinkNetwork:
             self._send_next(sender, link)
 
     def run(self, until_s: float, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until nothing is left to do, or it is ``until_s``, or all is done."""
+        """Run events until none is left, ``until_s``, or ``is_done``."""
         while self._agenda and self._agenda[0][0] <= until_s and not is_done():
             self.now, _, call, arguments = heapq.heappop(self._agenda)
             call(*arguments)
@@ -80,10 +82,10 @@ class LinkNetwork:
         self.call_at(arrives_s, self._arrive, sender, to, message, takes_s)
 
     def _arrive(self, sender: str, to: str, message: Any, takes_s: float) -> None:
-        """The last byte is at the receiver's link, whose other messages may keep it waiting."""
+        """Handle the last byte's arrival; the downlink may be busy with other messages."""
         link = self._links.get(to)
         if link is None:
-            return  # gone
+            return  # detached
         link.receives_until = max(self.now, link.receives_until + takes_s)
         if link.receives_until > self.now:
             self.call_at(link.receives_until, link.deliver, sender, message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host's link to the decision service whose interfaces and bus the test holds in its hands."""
+"""A host's link to the decision service, with controlled interfaces and bus."""
 
 import pathlib
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
 
 
 class Meter:
-    """An interface whose counters the test moves."""
+    """A network interface with settable counters."""
 
     def __init__(self) -> None:
         self.received = self.sent = 0
@@ -47,7 +47,7 @@ class Meter:
 
 
 class Bus:
-    """Takes what is cast."""
+    """Records sent messages."""
 
     def __init__(self) -> None:
         self.samples: list[decision_messages.Sample] = []
@@ -75,7 +75,7 @@ class Bus:
 
 
 class LinkedHost:
-    """A link, and what it is told."""
+    """A link, and the messages it received."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self.meter, self.bus = Meter(), Bus()
@@ -104,11 +104,11 @@ class LinkedHost:
         )
 
     def queue_task(self, task: decision_messages.ImageTask) -> None:
-        """Note a task."""
+        """Record a task."""
         self.tasks.append(task)
 
     def exchange_totals(self) -> decision_link.ExchangeTotals:
-        """Return what the test says of chunks."""
+        """Return the test's exchange totals."""
         return decision_link.ExchangeTotals(self.chunks, 70, 100)
 
     def iter_cids(self) -> Iterator[ids.Cid]:
@@ -116,19 +116,19 @@ class LinkedHost:
         return iter(CIDS)
 
     async def changed_images(self) -> decision_link.Images:
-        """Return what the test says of images."""
+        """Return the test's changed images."""
         return self.images
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
-        """Return what the test says of boots."""
+        """Return the test's new boots."""
         return self.boots
 
     def current_health(self) -> decision_messages.HostHealth:
-        """Return what the test says of the host's health."""
+        """Return the test's health."""
         return self.health
 
     async def hear(self, method: str, payload: Any) -> None:
-        """Be told something over the bus."""
+        """Receive a message from the bus."""
         if isinstance(payload, msgspec.Struct):
             payload = decision_messages.encode(payload)
         await trio.to_thread.run_sync(self.bus.heard[method], payload)

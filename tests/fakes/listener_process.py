@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener as a process of its own, on images in memory.
+"""The listener in its own process, on images in memory.
 
-Each file of a folder is an image, ``PROJECT.NAME.FORMAT``.  When each is prepared or given up the
-process prints what became of them, and what that has cost.
+Each file of a folder is an image, ``PROJECT.NAME.FORMAT``.  When the listener has prepared or
+given up each image, the process prints the outcomes and the cost.
 """
 
 import json
@@ -27,11 +27,11 @@ from tests.fakes import memory_images
 
 RECONCILE_S = 1.0
 PASSES_AFTER = 2
-"""Reconciles that see each image once all are done with: what is tried again is tried in them."""
+"""Further reconciles of each image after the last outcome: retries run in them."""
 
 
 def run(folder: pathlib.Path, state_dir: pathlib.Path, **options: object) -> dict[str, Any]:
-    """Run a listener until it is done with all images of a folder; return what it prints."""
+    """Run a listener until all images of a folder have outcomes; return its output."""
     told = json.dumps({"state_dir": str(state_dir), **options})
     argv = [sys.executable, "-m", "tests.fakes.listener_process", str(folder), told]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
@@ -48,7 +48,7 @@ def _images(folder: pathlib.Path) -> memory_images.MemoryImages:
 
 
 def main(folder: str, told: str) -> None:
-    """Serve until all is done."""
+    """Serve until all images have outcomes."""
     conf, said = cfg.CONF, json.loads(told)
     glance_conf.register_opts(conf)
     bus = pathlib.Path(said["state_dir"], "bus.conf")

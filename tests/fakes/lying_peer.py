@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer that is on the ring and means no good: it greets, and answers as it likes.
+"""A malicious peer on the ring: it sends wrong answers after the handshake.
 
-It speaks the real protocol over a real socket; each Get is answered by the next
-of its lies, chosen by a seeded generator.
+It speaks the real protocol over a real socket.  A seeded generator chooses the fault of each
+response.
 """
 
 import contextlib
@@ -30,22 +30,22 @@ def send(link: socket.socket, *messages: peer_wire.Message) -> None:
 
 
 def other_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Answer with as many bytes, but others."""
+    """Answer with other bytes of the same length."""
     send(link, peer_wire.Chunk(get.request_id, rng.randbytes(get.length), get.chunk_bytes))
 
 
 def too_few_bytes(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Answer with fewer bytes than were asked for."""
+    """Answer with fewer bytes than requested."""
     send(link, peer_wire.Chunk(get.request_id, rng.randbytes(max(1, get.length // 2))))
 
 
 def garbage(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Answer with what is no frame."""
+    """Answer with bytes that are no frame."""
     link.sendall(rng.randbytes(200))
 
 
 def half_a_chunk(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Hang up in the middle of the answer."""
+    """Disconnect in the middle of the answer."""
     frame = b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, bytes(get.length))))
     link.sendall(frame[: rng.randrange(len(frame))])
     raise ConnectionError
@@ -61,18 +61,18 @@ def silence(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random
 
 
 def late(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Answer other bytes when nobody waits any more."""
+    """Answer with other bytes after the requester's timeout."""
     time.sleep(1.0)
     other_bytes(link, get, rng)
 
 
 def answer_of_another(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Answer a request that nobody made."""
+    """Answer a request that does not exist."""
     send(link, peer_wire.Chunk(get.request_id ^ 0x5555, rng.randbytes(get.length)))
 
 
 def refuse(link: socket.socket, get: peer_wire.ChunkRequest, rng: random.Random) -> None:
-    """Refuse, for any of the reasons there are."""
+    """Refuse, for a random reason."""
     code = rng.choice(list(peer_wire.RefuseCode))
     send(link, peer_wire.Refuse(get.request_id, code))
 
@@ -95,7 +95,7 @@ Answer = Callable[[socket.socket, Sequence[peer_wire.ChunkRequest]], None]
 
 
 class LyingPeer:
-    """What a test holds of the peer."""
+    """A running malicious peer."""
 
     def __init__(self, name: str, port: int, version: int = peer_wire.MAJOR_VERSION) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class LyingPeer:
 
 @contextlib.contextmanager
 def lying(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPeer]:
-    """Run a peer called ``name`` on a free port of the loopback until the block ends."""
+    """Run a peer called ``name`` on a free loopback port for the block."""
 
     def begin(number: int) -> Answer:
         rng = random.Random(f"{seed}/{number}")
@@ -126,9 +126,9 @@ def lying(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPee
 def answering(
     name: str, answer: Answer, version: int = peer_wire.MAJOR_VERSION
 ) -> Iterator[LyingPeer]:
-    """Run a peer that answers as a test says; see :func:`lying`.
+    """Run a peer that answers by a function; see :func:`lying`.
 
-    :param version: of the protocol, that its frames say
+    :param version: protocol version of its frames
     """
     with _running(name, lambda number: answer, version) as peer:
         yield peer
@@ -140,7 +140,7 @@ def _running(
 ) -> Iterator[LyingPeer]:
     """Run a peer.
 
-    :param begin: returns what answers on the connection of a number, from 1
+    :param begin: returns the answering function of a connection, by its number from 1
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = LyingPeer(name, listener.getsockname()[1], version)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent that a service manager with a descriptor store starts, and guests who read meanwhile."""
+"""An agent under a service manager with a descriptor store, and reading guests."""
 
 import contextlib
 import pathlib
@@ -26,20 +26,20 @@ DEADLINE_S = 60.0
 IMAGE_BYTES = 8 << 20
 NEWER_KERNEL: tuple[str, ...] = ()
 OLDER_KERNEL = (sys.executable, str(pathlib.Path(older_kernel.__file__)))
-"""Has an agent see a kernel of before 6.9."""
+"""Runs the agent as on a kernel before 6.9."""
 
 
 @contextlib.contextmanager
 def reading(
     truth: pathlib.Path, mirror: pathlib.Path, end_all: Callable[[], None]
 ) -> Iterator[guest_readers.Readers]:
-    """Have a mirror read until the block ends.
+    """Read a mirror for the block.
 
-    :param end_all: ends who serves the mirror, if the block fails: else readers wait for it
+    :param end_all: ends the agent if the block fails; readers would wait for it forever
     """
     with guest_readers.Readers(truth, [mirror], seed=1) as readers:
         try:
-            # Not by this process: one that forks closes its files, and waits for an answer.
+            # Other processes read: a fork of this one would close the file, and block on FLUSH.
             path = str(mirror)
             hosts.wait_until(lambda: open_files.pids_with_open(path), "readers", DEADLINE_S)
             yield readers
@@ -49,11 +49,11 @@ def reading(
 
 
 class ManagedAgent:
-    """The agent.
+    """An agent under a service manager.
 
-    :param manager: who starts it and keeps its mount
+    :param manager: starts the agent and keeps its mount
     :param changes: of its configuration, by section
-    :param kernel: what it is started by, to see another kernel
+    :param kernel: command prefix that emulates another kernel
     """
 
     def __init__(
@@ -74,24 +74,24 @@ class ManagedAgent:
 
     @property
     def mirror(self) -> pathlib.Path:
-        """The image, as guests see it."""
+        """The image's mirror."""
         return self.mount_point / "images" / f"{self.image_id}.raw"
 
     @property
     def truth(self) -> pathlib.Path:
-        """The image, as it is."""
+        """The image's source file."""
         return self.images.path(self.image_id)
 
     def start(self, tree: pathlib.Path | None = None) -> None:
         """Start it and wait until it serves.
 
-        :param tree: where its code is, if it is not this one
+        :param tree: its code; None: this tree
         """
         self._begin(tree)
         self.manager.listen(READY, DEADLINE_S)
 
     def refuse(self) -> None:
-        """Start it, as a version that cannot serve this mount."""
+        """Start it and check that it refuses to serve this mount."""
         self._begin(None)
         if self.process.wait(DEADLINE_S) != 1:
             raise AssertionError(f"it ended with {self.process.returncode}")
@@ -104,23 +104,23 @@ class ManagedAgent:
         )
 
     def children(self) -> list[int]:
-        """Return the processes that it has begun: the worker is the last one."""
+        """Return the PIDs of its child processes; the worker is the last one."""
         pid = self.process.pid
         text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
         return [int(child) for child in text.split()]
 
     def end(self, number: int) -> int:
-        """Send it a signal that ends it."""
+        """Send a signal and wait for its end; return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
 
     def log(self) -> str:
-        """Return what it wrote."""
+        """Return its log."""
         return (self.folder / "log").read_text()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[guest_readers.Readers]:
-        """Have the image read; readers end even if the block fails while nobody serves."""
+        """Read the image for the block; if the block fails, kill the agent to end readers."""
 
         def end_all() -> None:
             self.manager.drop()
@@ -130,7 +130,7 @@ class ManagedAgent:
             yield readers
 
     def clean_up(self) -> None:
-        """End it, and what it mounted."""
+        """Stop it and unmount its mirrors."""
         self.manager.drop()
         if self.process.poll() is None:
             self.end(signal.SIGTERM)

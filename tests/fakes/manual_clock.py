@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clocks that a test moves."""
+"""Clocks that a test controls."""
 
 from collections.abc import Callable
 
 
 class FunctionClock:
-    """Returns what functions return.
+    """Clock whose times are those of functions.
 
-    :param unix_s: as ``now_s`` if it is left out
+    :param unix_s: ``now_s`` if omitted
     """
 
     def __init__(
@@ -17,7 +17,7 @@ class FunctionClock:
 
 
 class ManualClock:
-    """Both clocks show ``now_s``."""
+    """Clock whose times are both ``now_s``."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self.now_s = now_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message bus in memory, with the configuration that oslo.messaging reads."""
+"""A message bus in memory, configured as for oslo.messaging."""
 
 import contextlib
 from collections.abc import Iterator

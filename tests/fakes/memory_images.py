@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in memory: what the real :class:`acstor_glance.client.glance_client.GlanceClient` asks
-Glance for.
+"""A Glance in memory for the real ``glance_client.GlanceClient``.
 
-What it makes of the answers (which artefact counts, what is published in which
-order) is the real one's.
+The client's own code interprets the records and orders the publication of artefacts.
 """
 
 import contextlib
@@ -21,7 +19,7 @@ from tests.fakes import glance_records
 
 
 class MemoryImages(glance_client.GlanceClient):
-    """A Glance that answers at once; ``records``, ``data`` and ``shared_with`` may be changed."""
+    """A Glance in memory; ``records``, ``data`` and ``shared_with`` may be changed."""
 
     def __init__(self) -> None:
         super().__init__(None, lambda: glance_records.SERVICE_PROJECT)
@@ -30,7 +28,7 @@ class MemoryImages(glance_client.GlanceClient):
         self.shared_with: dict[str, list[str]] = {}
 
     def add(self, data: bytes, **record: Any) -> dict[str, Any]:
-        """Put an active image here and return its record."""
+        """Add an active image and return its record."""
         image_id = record.pop("id", str(uuid.uuid4()))
         self.records[image_id] = glance_records.record(
             id=image_id,

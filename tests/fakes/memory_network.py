@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network of agents in one process, in virtual time: real PeerNets on streams in memory.
+"""A network of agents in one process and virtual time: PeerNets on memory streams.
 
-A stream is what TCP is: bytes arrive in order, after a delay, or the connection breaks; between
-two hosts it may stand still, and then nothing arrives until it goes on.  It takes the place of
-``peer_link.PeerLink``, the one place where agents touch sockets; all above that is the real thing.
+A stream behaves like TCP: bytes arrive in order, after a delay, or the connection breaks.  Two
+hosts can be silenced; then bytes arrive only after the silence.  It replaces
+``peer_link.PeerLink``, the only place where agents use peer sockets.
 """
 
 import collections
@@ -26,23 +26,23 @@ from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 
 IN_FLIGHT_BYTES = 256 * 1024
-"""What a sender gets rid of before anything arrives."""
+"""Bytes in flight before a sender blocks."""
 ALL_SHARE = 0.8
 
 _here: contextvars.ContextVar[str] = contextvars.ContextVar("here")
 
 
 def here() -> str:
-    """Return the host whose task this is; empty if it is of none."""
+    """Return the host of this task, "" if none."""
     return _here.get("")
 
 
 class Way:
-    """What is between two hosts, in one direction.
+    """One direction between two hosts.
 
-    :param rng: decides where the stream of bytes is cut
-    :param delay_s: how long a byte takes
-    :param bytes_s: how many there is room for
+    :param rng: decides how the byte stream is split
+    :param delay_s: latency
+    :param bytes_s: bandwidth in bytes per second
     """
 
     def __init__(self, rng: random.Random, delay_s: float = 0.0005, bytes_s: float = 100e6) -> None:
@@ -53,18 +53,18 @@ class Way:
         self._free_s = 0.0
 
     def arrival_s(self, length: int) -> float:
-        """Return when bytes arrive that are sent now, after those before them."""
+        """Return the arrival time of bytes sent now, behind earlier ones."""
         self._free_s = max(self._free_s, trio.current_time()) + length / self.bytes_s
         return self._free_s + self.delay_s
 
     def some(self, length: int) -> int:
-        """Return how many of so many bytes move at once: often all, seldom a few."""
+        """Return a random share of ``length`` to move at once, mostly all."""
         return (
             length if self._rng.random() < ALL_SHARE else self._rng.randint(min(1, length), length)
         )
 
     def go_on(self) -> None:
-        """Let bytes arrive again."""
+        """Wake receivers after a silence."""
         self.is_silent = False
         for pipe in self.pipes:
             pipe.wake()
@@ -83,12 +83,12 @@ class Pipe:
         self._changed = trio.Event()
 
     def wake(self) -> None:
-        """Let those look again who wait."""
+        """Wake all waiting tasks."""
         self._changed.set()
         self._changed = trio.Event()
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Take what there is room for; return the number of bytes."""
+        """Take as many bytes as fit; return their number."""
         if self.error or self._has_ended:
             raise self.error or BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         room = self._way.some(IN_FLIGHT_BYTES - self.in_flight_bytes)
@@ -100,13 +100,13 @@ class Pipe:
         return len(data)
 
     async def wait_room(self) -> None:
-        """Return when something can be sent, or that it cannot can be seen."""
+        """Return when sending is possible or would raise."""
         await trio.lowlevel.checkpoint()
         while self.in_flight_bytes >= IN_FLIGHT_BYTES and not self.error and not self._has_ended:
             await self._changed.wait()
 
     async def receive(self) -> bytes:
-        """Return what has arrived, at least a byte; nothing when the other side has closed."""
+        """Return arrived bytes; b"" after the other side has closed."""
         await trio.lowlevel.checkpoint()
         while True:
             if self.error:
@@ -126,12 +126,12 @@ class Pipe:
                 await self._changed.wait()
 
     def end(self) -> None:
-        """Note that nothing more is sent."""
+        """Mark the end of the stream."""
         self._has_ended = True
         self.wake()
 
     def break_(self, number: int = errno.ECONNRESET) -> None:
-        """End it at once, whatever is under way."""
+        """Break it at once; bytes in flight are lost."""
         self.error = self.error or ConnectionResetError(number, os.strerror(number))
         self._way.pipes.discard(self)
         self.wake()
@@ -140,7 +140,7 @@ class Pipe:
 class MemoryLink(peer_link.PeerLink):
     """One end of a connection; see :class:`peer_link.PeerLink`."""
 
-    bytes_s = math.inf  # nothing is compressed: how long that takes is another time
+    bytes_s = math.inf  # no compression: its CPU time is not virtual
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
@@ -155,41 +155,41 @@ class MemoryLink(peer_link.PeerLink):
         return None
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Send what there is room for."""
+        """Send as many bytes as fit."""
         return self._out.send_nowait(buffers)
 
     def _adapt_not_sent(self, count: int, took_s: float) -> None:
-        """Keep no bytes back."""
+        """Do nothing: no limit of unsent bytes."""
 
     @property
     def undelivered_bytes(self) -> int:
-        """What has not arrived."""
+        """The bytes in flight."""
         return self._out.in_flight_bytes
 
     @property
     def least_rtt_s(self) -> float:
-        """Unknown."""
+        """The minimum RTT, unknown."""
         return 0.0
 
     async def wait_writable(self) -> None:
-        """Return when there is room."""
+        """Return when sending is possible."""
         await self._out.wait_room()
 
     def close(self) -> None:
-        """Close this end: what was sent arrives, what comes is not wanted."""
+        """Close this end; sent bytes still arrive, received ones are lost."""
         self._out.end()
         self._in.break_()
 
 
 class _Accepted:
-    """What an accepted connection is to ``PeerNetwork._accept``."""
+    """Stands in for an accepted connection in ``PeerNetwork._accept``."""
 
     def __init__(self, link: MemoryLink, peer_address: tuple[str, int]) -> None:
         self.link, self._peer_address = link, peer_address
         self.socket = self
 
     def getpeername(self) -> tuple[str, int]:
-        """Return the address of who connected."""
+        """Return the peer's address."""
         return self._peer_address
 
     async def aclose(self) -> None:
@@ -198,7 +198,7 @@ class _Accepted:
 
 
 class Endpoint:
-    """Takes the place of a listening socket."""
+    """Stands in for a listening socket."""
 
     def __init__(self, handler: peer_listener.Handler) -> None:
         self._handler = handler
@@ -210,7 +210,7 @@ class Endpoint:
         handlers: trio.Nursery,
         task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Take connections for ever; see :meth:`peer_listener.PeerListener.serve`."""
+        """Accept connections forever; see :meth:`peer_listener.PeerListener.serve`."""
         self._handlers = handlers
         task_status.started(listeners)
         try:
@@ -229,7 +229,7 @@ class Endpoint:
 
 
 class Network:
-    """The ways between all hosts, and who listens where."""
+    """Streams between all hosts, and the listening endpoints."""
 
     def __init__(self, rng: random.Random) -> None:
         self.ways: dict[tuple[str, str], Way] = collections.defaultdict(lambda: Way(rng))
@@ -238,7 +238,7 @@ class Network:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Let all PeerNets of this process use it until the block ends."""
+        """Route all PeerNets of this process through this network for the block."""
         before = connection_setup.connect, connection_setup.accept
         connection_setup.connect, connection_setup.accept = self._connect, _accept
         try:
@@ -248,7 +248,7 @@ class Network:
 
     @contextmanager
     def listening(self, host: str, address: tuple[str, int], endpoint: Endpoint) -> Iterator[None]:
-        """Let a host be reached; tasks that begin within the block are the host's own."""
+        """Make a host reachable; tasks started in the block belong to it."""
         _here.set(host)
         self._addresses[host], self._endpoints[address] = address, (host, endpoint)
         try:
@@ -257,7 +257,7 @@ class Network:
             del self._endpoints[address]
 
     def be(self, host: str) -> None:
-        """Let this task be one of a host: what it makes others do is done by that host."""
+        """Assign this task to a host."""
         _here.set(host)
 
     def break_all(self, host: str) -> None:
@@ -268,7 +268,7 @@ class Network:
                     pipe.break_()
 
     def silence(self, host: str, other: str, is_silent: bool) -> None:
-        """Let nothing arrive between two hosts, or let it arrive again."""
+        """Silence two hosts to each other, or end the silence."""
         for ends in ((host, other), (other, host)):
             self.ways[ends].is_silent = is_silent
             if not is_silent:
@@ -283,7 +283,7 @@ class Network:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody is there")
         there, endpoint = self._endpoints[ip, port]
         to, back = self.ways[here, there], self.ways[there, here]
-        while to.is_silent or back.is_silent:  # noqa: ASYNC110 - SYN is sent again and again
+        while to.is_silent or back.is_silent:  # noqa: ASYNC110 - SYN is retransmitted
             await trio.sleep(0.2)
         out, back_pipe = Pipe(to), Pipe(back)
         endpoint.connect(_Accepted(MemoryLink(out, back_pipe), self._addresses[here]))

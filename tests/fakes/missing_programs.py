@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PATH without some programs that this machine has."""
+"""A PATH that lacks some of this machine's programs."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import pytest
 
 
 def hide(patch: pytest.MonkeyPatch, folder: pathlib.Path, *names: str) -> None:
-    """Set PATH to a new folder with links to all programs but these."""
+    """Set PATH to a new folder with links to all programs but the named ones."""
     found: dict[str, pathlib.Path] = {}
     for place in os.get_exec_path():
         for path in pathlib.Path(place).glob("*"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NBD server of a test's, which says of a disk whatever the test likes."""
+"""An NBD server that reports any block status."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ AGREED = (
 
 
 def own(path: str, size_bytes: int = MIB) -> nbd_client.Export:
-    """Return what is shown at a path by this process."""
+    """Return this process's export at a socket path."""
     return nbd_client.Export(path, "vda", os.getpid(), size_bytes)
 
 
@@ -45,14 +45,14 @@ def reply(
 def telling(
     tmp_path: pathlib.Path, size_bytes: int, status: Callable[[int, int, int], bytes]
 ) -> Iterator[nbd_client.Export]:
-    """Be a server whose answers to questions for the status are ``status(cookie, at, length)``."""
+    """Serve an export; ``status(cookie, at, length)`` answers BLOCK_STATUS."""
     said = AGREED.replace(struct.pack(">HQH", 0, MIB, 3), struct.pack(">HQH", 0, size_bytes, 3))
 
     def serve(client: socket.socket) -> None:
         client.sendall(said)
         while raw := client.recv(28):
             at = raw.find(REQUEST)
-            while at < 0 or len(raw) < at + 28:  # behind what was negotiated
+            while at < 0 or len(raw) < at + 28:  # after the negotiation
                 raw += client.recv(28)
                 at = raw.find(REQUEST)
             _, _, kind, cookie, start, length = struct.unpack(">IHHQQI", raw[at : at + 28])
@@ -65,7 +65,7 @@ def telling(
 
 @contextlib.contextmanager
 def saying(folder: pathlib.Path, said: bytes) -> Iterator[nbd_client.Export]:
-    """Be a server that says ``said`` whatever it is asked, and then nothing."""
+    """Send ``said`` to a client, and then nothing."""
 
     def serve(client: socket.socket) -> None:
         client.sendall(said)
@@ -98,9 +98,9 @@ def _serving(path: pathlib.Path, serve: Callable[[socket.socket], None]) -> Iter
 
 
 class Repeater:
-    """A server for one client after the other, as long as the process lives.
+    """A server of one client at a time, for the life of the process.
 
-    It says ``said`` whatever it is asked, and then ends.
+    It sends ``said`` and then closes its side.
     """
 
     def __init__(self, size_bytes: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The next version of the agent: a copy of this tree that is told apart by what its workers log."""
+"""The agent's next version: a copy of this tree whose workers log another version."""
 
 import pathlib
 import shutil
@@ -11,7 +11,7 @@ NEXT_SAYS = "of the next version serves"
 
 
 def make(tree: pathlib.Path) -> pathlib.Path:
-    """Make the folder ``tree`` with the next version's code, for PYTHONPATH; return it.
+    """Create the next version's code in ``tree``, for PYTHONPATH; return ``tree``.
 
     :raises ValueError: this version logs something else
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend in front of a class that keeps the contract of Nova's, on a host with a mirror."""
+"""acstor's image backend over a stand-in of Nova's class, on a host with a mirror."""
 
 import hashlib
 import pathlib
@@ -27,7 +27,7 @@ class CannotStartError(Exception):
 
 
 class Stock:
-    """Nova's Qcow2 class, as far as it is called."""
+    """The used parts of Nova's Qcow2 class."""
 
     fails = 0
     io = None
@@ -61,7 +61,7 @@ def base_name(image_id):
 
 
 def attached(disk_format, stored_bytes):
-    """Return what the agent answers of an image that Glance has like this."""
+    """Return the agent's response for an image with this format and size in Glance."""
     answer = {"size_bytes": SIZE, "disk_format": disk_format, "stored_bytes": stored_bytes}
     return scripted_agent.done({"image_id": IMAGE, **answer})
 
@@ -121,7 +121,7 @@ class Nova:
         return self.cached(self.disk(), filename, **kwargs)
 
     def cached(self, made, filename=None, **kwargs):
-        """Let a disk be made, as Nova has it made."""
+        """Create a disk through ``cache``, as Nova does."""
         options = {"context": None, "image_id": IMAGE, "trusted_certs": None, **kwargs}
         made.cache(fetch_func=download, filename=filename or base_name(IMAGE), **options)
         return made

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's two compute hosts with agents, and what a test of Nova asks of them.
+"""The lab's two compute hosts with agents, and operations for tests of Nova.
 
-Agents read images from Glance as the service user, by ranges; Nova downloads whole images.  So
-Glance's log tells who asked for what.
+Agents read ranges of images from Glance as the service user; Nova downloads whole images.  So
+Glance's log shows the reader of each.
 """
 
 import configparser
@@ -47,31 +47,31 @@ IMAGE_BYTES = 24 * MIB
 DEADLINE_S = 120.0
 NEWEST = "2.96"
 STARTED = "Final resource view"
-"""What nova-compute logs before it takes orders."""
+"""nova-compute's log message when it accepts requests."""
 FLAVORS: dict[str, dict[str, int]] = {
     "tiny": {"ram": 64, "disk": 1},
     "bigger": {"ram": 96, "disk": 2, "ephemeral": 1, "swap": 16},
     "guest": {"ram": 384, "disk": 2},
 }
 IMAGE_FACTS = {"os_shutdown_timeout": "1", "hw_rng_model": "virtio"}
-"""A guest without an operating system does not hear that it should shut down."""
+"""A guest without an operating system ignores a shutdown request."""
 
 
 def nova_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
-    """Return what nova.conf says on a host with this agent, in tests."""
-    # It says only then when it has started.
+    """Return the test options of nova.conf on a host with this agent."""
+    # nova-compute logs STARTED only in debug mode.
     own = {"DEFAULT": {"default_ephemeral_format": "ext4", "debug": True}}
     return ini.merged(compute.acstor_options(agent), own)
 
 
 def service_user(lab: cloud.Cloud) -> dict[str, object]:
-    """Return how agents sign in: the options of the source ``glance``."""
+    """Return the agents' credentials: options of the source ``glance``."""
     credentials = api.credentials(lab.keystone.auth_url, "acstor")
     return {**credentials, "region_name": api.REGION}
 
 
 def given(log: str, image_id: str, status: int) -> list[int]:
-    """Return how many bytes of an image Glance or the gateway gave in each answer, by its log."""
+    """Return the sizes of the responses for an image's data, by a service's log."""
     answer = rf"GET /v[12]/images/{image_id}/file => generated (\d+) bytes .*\(HTTP/1.1 {status}\)"
     return [int(length) for length in re.findall(answer, log)]
 
@@ -79,7 +79,7 @@ def given(log: str, image_id: str, status: int) -> list[int]:
 class Images:
     """Images in Glance, with chunk maps or without.
 
-    :param folder: of what makes the maps
+    :param folder: working folder of the map maker
     """
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
@@ -94,7 +94,7 @@ class Images:
         self._preparer = image_preparer.ImagePreparer(self._glance, conf)
 
     def add(self, data: bytes | IO[bytes], disk_format: str = "raw", **facts: str) -> str:
-        """Upload an image that no agent can show yet; return its id."""
+        """Upload an image without a chunk map; return its id."""
         image_id: str = self.client.create_image(
             name=f"image-{uuid.uuid4()}",
             allow_duplicates=True,
@@ -106,15 +106,15 @@ class Images:
         return image_id
 
     def new(self, **facts: str) -> str:
-        """Upload an image that no host has ever seen, with its chunk map."""
+        """Upload a new random image with its chunk map; return its id."""
         return self.map(self.add(bytes(512) + os.urandom(IMAGE_BYTES - 512), **facts))
 
     def stored(self, image_id: str) -> pathlib.Path:
-        """Return the image's own file."""
+        """Return the image's file in Glance's store."""
         return self._lab.glance.images / image_id
 
     def map(self, image_id: str) -> str:
-        """Give an image its chunk map."""
+        """Make an image's chunk map; return the image's id."""
         assert (
             self._preparer.prepare_image(ids.parse_image_id(image_id))
             == image_preparer.PreparationOutcome.PREPARED
@@ -122,7 +122,7 @@ class Images:
         return image_id
 
     def build_boot_image(self, image_id: str) -> None:
-        """Give an image with a chunk map its boot image, as the listener does soon after it."""
+        """Make the boot image of an image with a chunk map, as the listener does."""
         ways = build_modes.BuildModes(builds=True, records=False)
         builder = boot_image_maker.BootImageMaker(self._glance, self._conf, ways)
         assert builder.make_boot_image(ids.parse_image_id(image_id))
@@ -131,18 +131,18 @@ class Images:
         return given(self._lab.glance.log(), image_id, status)
 
     def wait_active(self, image_id: str) -> None:
-        """Wait until an image can be used."""
+        """Wait until an image is active."""
         rows = record_polling.rows_of_image(image_id)
         is_active = lambda: bool(self.client.get_image(image_id).status == "active")  # noqa: E731
         database, what = self._lab.mariadb, f"image {image_id}"
         record_polling.wait_for(database, rows, is_active, DEADLINE_S, what, str)
 
     def downloads(self, image_id: str) -> int:
-        """Return how often Glance gave all of an image."""
+        """Return the number of full downloads of an image."""
         return len(self._given(image_id, http.HTTPStatus.OK))
 
     def range_bytes(self, image_id: str) -> int:
-        """Return how many bytes of an image Glance gave in ranges."""
+        """Return the number of image bytes sent in ranges."""
         return sum(self._given(image_id, http.HTTPStatus.PARTIAL_CONTENT))
 
 
@@ -155,36 +155,36 @@ class Host:
 
     @property
     def name(self) -> str:
-        """What Nova calls it."""
+        """Its host name in Nova."""
         return self.compute.host
 
     def base(self, image_id: str) -> pathlib.Path:
-        """Return an image's place in Nova's image cache."""
+        """Return an image's path in Nova's image cache."""
         name = hashlib.sha1(image_id.encode()).hexdigest()
         return self.compute.instances / "_base" / name
 
     def is_mirrored(self, image_id: str) -> bool:
-        """Say whether Nova has a mirror there."""
+        """Return whether that path links to the mirror."""
         base = self.base(image_id)
         return base.is_symlink() and os.readlink(base) == str(self.agent.image_path(image_id))
 
     def zeros_read(self, image_id: str) -> int:
-        """Return how many bytes of zero chunks were read through the image's mirror."""
+        """Return the bytes of zero chunks read through the image's mirror."""
         read: int = self.agent.status()["images"][image_id]["read"]["zero"]["bytes"]
         return read
 
     def run(self, *argv: str | pathlib.Path) -> str:
-        """Run a command on the host and return what it writes."""
+        """Run a command on the host; return its output."""
         return self.compute.machine.inside.run(list(argv))
 
     def fallbacks(self) -> dict[str, int]:
-        """Return how often Nova did without acstor, by the reason."""
+        """Return the number of Nova's fallbacks, by reason."""
         counted: dict[str, int] = self.agent.status()["nova"]["fallbacks"]
         return {reason: times for reason, times in counted.items() if times}
 
 
 class NovaHosts:
-    """Two compute hosts, and servers on them."""
+    """Two compute hosts and their servers."""
 
     def __init__(self, lab: cloud.Cloud, found: list[Host], images: Images) -> None:
         self.lab, self.hosts, self.images = lab, found, images
@@ -200,7 +200,7 @@ class NovaHosts:
         return found
 
     def begin(self, image_id: str, host: Host | None = None, flavor: str = "tiny") -> "Server":
-        """Have a server built, without waiting."""
+        """Start the creation of a server."""
         made = self.client.create_server(
             name=f"server-{uuid.uuid4()}",
             image_id=image_id,
@@ -218,7 +218,7 @@ class NovaHosts:
         flavor: str = "tiny",
         deadline_s: float = DEADLINE_S,
     ) -> Iterator["Server"]:
-        """Build a server, and delete it at the end."""
+        """Create a server, and delete it after the block."""
         running = self.begin(image_id, host, flavor)
         try:
             running.wait("ACTIVE", deadline_s=deadline_s)
@@ -228,9 +228,9 @@ class NovaHosts:
 
     @contextlib.contextmanager
     def changed(self, host: Host, options: ini.Sections, is_started: bool = True) -> Iterator[None]:
-        """Let nova-compute run with other options until the block ends.
+        """Run nova-compute with other options for the block.
 
-        :param is_started: wait for it at the beginning as well as at the end
+        :param is_started: wait for the start at the beginning of the block, too
         """
         try:
             with host.compute.changed(options):
@@ -241,19 +241,19 @@ class NovaHosts:
             wait_started(host.compute)
 
     def host(self, name: str) -> Host:
-        """Return a host by the name that Nova has for it."""
+        """Return a host by its name in Nova."""
         return next(host for host in self.hosts if host.name == name)
 
 
 class Server:
-    """A server, as its user sees it through the API, and its disk, as its host has it."""
+    """A server in Nova's API, and its disk on its host."""
 
     def __init__(self, cluster: NovaHosts, server_id: str, image_id: str) -> None:
         self._hosts, self.id, self.image_id = cluster, server_id, image_id
         self.client = cluster.client
 
     def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
-        """Wait until nothing is under way and the status is one of these; return the server."""
+        """Wait for one of the statuses without a task state; return the server."""
         seen: Any = None
 
         def is_settled() -> bool:
@@ -267,31 +267,31 @@ class Server:
         return seen
 
     def reaches(self, task_state: str) -> None:
-        """Wait until Nova is at this part of what it does with the server."""
+        """Wait until the server has a task state."""
         self._until(lambda: self.client.get_server(self.id).task_state == task_state)
 
     @property
     def host(self) -> Host:
-        """The host that it is on."""
+        """The server's current host."""
         return self._hosts.host(self.client.get_server(self.id).compute_host)
 
     def console(self) -> str:
-        """Return what its guest has written on its serial console."""
+        """Return the guest's serial console log."""
         logs = (host.compute.instances / self.id / "console.log" for host in self._hosts.hosts)
         return next((log.read_text(errors="replace") for log in logs if log.exists()), "")
 
     def disk(self, name: str = "disk") -> pathlib.Path:
-        """Return the path of one of its disks, as its host sees it."""
+        """Return the path of one of its disks on its host."""
         return self._hosts.lab.folder / "nova" / "instances" / self.id / name
 
     def has_bytes_of(self, image_id: str, name: str = "disk") -> bool:
-        """Compare a disk that no guest wrote with an image's own file."""
+        """Return whether a disk without guest writes equals an image."""
         stored = self._hosts.images.stored(image_id)
         said = self.host.run("qemu-img", "compare", "-U", self.disk(name), stored)
         return "Images are identical" in said
 
     def lies_on_mirror(self, image_id: str | None = None, name: str = "disk") -> bool:
-        """Say whether its disk is right, its base is a mirror and nothing was downloaded."""
+        """Return whether its disk is intact, its base a mirror, and nothing downloaded."""
         image_id = image_id or self.image_id
         return (
             self.host.is_mirrored(image_id)
@@ -300,24 +300,24 @@ class Server:
         )
 
     def hard_reboot(self) -> None:
-        """Have it started anew by Nova."""
+        """Reboot it hard."""
         self.client.reboot_server(self.id, "HARD")
         self.wait("ACTIVE")
 
     def confirm(self) -> None:
-        """Confirm a cold migration or a resize that is being done."""
+        """Confirm a pending cold migration or resize."""
         self.wait("VERIFY_RESIZE")
         self.client.confirm_server_resize(self.id)
         self.wait("ACTIVE")
 
     def live_migrate(self, host: Host) -> None:
-        """Move it while it runs."""
+        """Live-migrate it."""
         self.client.live_migrate_server(self.id, host=host.name, block_migration="auto")
         self.arrives(host)
         self.wait("ACTIVE")
 
     def arrives(self, host: Host) -> None:
-        """Wait until Nova says that it is on a host."""
+        """Wait until Nova reports it on a host."""
         self._until(lambda: self.host is host)
 
     def _until(
@@ -331,7 +331,7 @@ class Server:
         record_polling.wait_for(database, rows, is_true, deadline_s, what, why)
 
     def snapshot(self) -> str:
-        """Make an image of it; return the image's id when it is active."""
+        """Make a snapshot; return its image id when it is active."""
         made = self.client.create_server_image(self.id, f"snapshot-{uuid.uuid4()}")
         self._hosts.images.wait_active(made.id)
         self.wait("ACTIVE", "SHUTOFF")
@@ -339,7 +339,7 @@ class Server:
         return snapshot_id
 
     def delete(self) -> None:
-        """Delete it and wait until it is gone."""
+        """Delete it and wait for the end of the deletion."""
         self.client.delete_server(self.id, ignore_missing=True)
         gone = lambda: self.client.find_server(self.id, ignore_missing=True) is None  # noqa: E731
         self._until(gone)
@@ -347,7 +347,7 @@ class Server:
 
 @contextlib.contextmanager
 def agent_away(host: Host) -> Iterator[None]:
-    """Let a host's agent be killed, and start it again after the block."""
+    """Kill a host's agent for the block, and start it afterwards."""
     hosts.kill_agent(host.agent)
     try:
         yield
@@ -356,7 +356,7 @@ def agent_away(host: Host) -> Iterator[None]:
 
 
 def restart_agent(host: Host) -> None:
-    """Stop a host's agent, if it runs, and start it; nobody keeps its mount meanwhile."""
+    """Restart a host's agent; its mount does not survive."""
     host.agent.stop()
     host.agent.start()
     host.agent.wait_ready()
@@ -369,7 +369,7 @@ def agent_options(
     sections: ini.Sections | None = None,
     **options: object,
 ) -> Iterator[None]:
-    """Let a host's agent, of which nobody uses a mirror, have these options for a block.
+    """Run a host's agent with other options for the block; its mirrors are unused.
 
     :param constants: that differ from the product's
     :param sections: other sections of its configuration
@@ -393,9 +393,9 @@ def agent_options(
 
 @contextlib.contextmanager
 def kept(host: Host, folder: pathlib.Path) -> Iterator[Callable[[signal.Signals], None]]:
-    """Have a host's agent run under a service manager that keeps the mount, for a block.
+    """Run a host's agent under a service manager that keeps the mount, for the block.
 
-    Yields what ends the agent's supervisor with a signal and starts the next one.
+    Yields a function that ends the supervisor with a signal and starts the next one.
     """
     log = host.agent.folder / "agent.log"
     running: list[subprocess.Popen[bytes]] = []
@@ -433,7 +433,7 @@ def _write_ring(lab: cloud.Cloud, port: int) -> pathlib.Path:
 
 
 def wait_started(host: compute.Compute) -> None:
-    """Wait until nova-compute is done with the instances that it found when it was started."""
+    """Wait until nova-compute has initialized its existing instances."""
 
     def is_started() -> bool:
         return any(STARTED in line and f" {host.pid} " in line for line in host.log().splitlines())
@@ -442,7 +442,7 @@ def wait_started(host: compute.Compute) -> None:
 
 
 def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
-    """Let nova-compute have these options on each host; it is stopped where it runs with others."""
+    """Set nova-compute's options on each host; stop it where they change."""
     others = [host for host, options in wanted.items() if host.changes != options]
     for host in others:
         host.request_stop()
@@ -452,9 +452,9 @@ def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
 
 
 def wait_heard(lab: cloud.Cloud) -> None:
-    """Wait until all of Nova listens again at a broker that was started anew.
+    """Wait until all of Nova consumes its queues at a restarted broker.
 
-    What is sent before is lost, and Nova never sends it again.
+    The broker drops earlier messages, and Nova never resends them.
     """
     queues = {"conductor", "scheduler", *(f"compute.{host.host}" for host in lab.computes)}
     is_heard = lambda: queues <= lab.rabbitmq.heard()  # noqa: E731
@@ -465,13 +465,13 @@ def wait_heard(lab: cloud.Cloud) -> None:
 def running(
     lab: cloud.Cloud, sources: str = "glance", more: ini.Sections | None = None
 ) -> Iterator[NovaHosts]:
-    """Let the lab's compute hosts run with acstor until the block ends.
+    """Run the lab's compute hosts with acstor for the block.
 
-    Nova on them keeps its options after it, for most who follow want the same; who wants others
-    says so (:func:`configure`).
+    Nova keeps its options afterwards, since most later tests need the same; others call
+    :func:`configure`.
 
     :param sources: of their agents
-    :param more: what nova.conf says beside what it needs
+    :param more: further options of nova.conf
     """
     images = Images(lab, lab.folder / "acstor-glance")
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that move between hosts with acstor and hosts that have never heard of it.
+"""Server moves between hosts with acstor and stock hosts.
 
-A guest's writes are made by QEMU itself, so that a guest without an operating system has some, and
-what its disk must be is kept in a file beside it.
+QEMU itself makes a guest's writes, so a guest without an operating system has some.  A file
+beside the disk holds the expected content.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from tests.lab.openstack import ini
 
 WRITE_BYTES = 64 * 1024
 DISK = "/machine/peripheral/virtio-disk0/virtio-backend"
-"""What QEMU calls the root disk that libvirt has made for Nova."""
+"""QEMU's name of the root disk that libvirt makes for Nova."""
 
 
 @contextlib.contextmanager
 def stock(host: nova_hosts.Host, cluster: nova_hosts.NovaHosts, kind: str) -> Iterator[None]:
-    """Let a host have neither agent nor acstor in its Nova until the block ends.
+    """Run a host without agent and without acstor in its Nova, for the block.
 
     :param kind: its ``images_type``
     """
@@ -32,13 +32,13 @@ def stock(host: nova_hosts.Host, cluster: nova_hosts.NovaHosts, kind: str) -> It
 
 
 def qemu_io(server: nova_hosts.Server, command: str) -> None:
-    """Have the QEMU of a running server do something with its root disk."""
+    """Run a qemu-io command on the root disk of a running server."""
     virsh = server.host.compute.machine.virsh
     virsh("qemu-monitor-command", "--hmp", server.id, f'qemu-io -d {DISK} "{command}"')
 
 
 class Kept:
-    """What a server's disk has to be."""
+    """The expected content of a server's disk."""
 
     def __init__(self, cluster: nova_hosts.NovaHosts, server: nova_hosts.Server) -> None:
         self._cluster, self._server = cluster, server
@@ -46,14 +46,14 @@ class Kept:
         self._path.write_bytes(cluster.images.stored(server.image_id).read_bytes())
 
     def write(self, at: int, pattern: int) -> None:
-        """Write to the disk of the running server."""
+        """Write a pattern to the disk of the running server."""
         qemu_io(self._server, f"write -P {pattern} {at} {WRITE_BYTES}")
         with self._path.open("r+b") as kept:
             kept.seek(at)
             kept.write(bytes([pattern]) * WRITE_BYTES)
 
     def write_random(self, at: int, length: int) -> None:
-        """Write to the disk of the running server what cannot be compressed."""
+        """Write incompressible data to the disk of the running server."""
         data = os.urandom(length)
         source = self._path.with_suffix(".new")
         source.write_bytes(data)
@@ -63,14 +63,14 @@ class Kept:
             kept.write(data)
 
     def is_on(self, host: nova_hosts.Host) -> bool:
-        """Say whether the server is on a host and its disk is there, byte for byte."""
+        """Return whether the server is on a host with the expected disk."""
         disk = self._server.disk()
         said = host.run("qemu-img", "compare", "-U", disk, self._path)
         return self._server.host is host and "Images are identical" in said
 
 
 def migrate(server: nova_hosts.Server, flavor: str | None = None) -> None:
-    """Move a server to the other host while it is off, to a larger flavor if one is named."""
+    """Cold-migrate a server, or resize it to a flavor."""
     if flavor is None:
         server.client.migrate_server(server.id)
     else:
@@ -79,7 +79,7 @@ def migrate(server: nova_hosts.Server, flavor: str | None = None) -> None:
 
 
 def unshelve(server: nova_hosts.Server, host: nova_hosts.Host) -> None:
-    """Shelve a server, and let it come back on a host."""
+    """Shelve a server, and unshelve it on a host."""
     server.client.shelve_server(server.id)
     server.wait("SHELVED_OFFLOADED")
     body = {"unshelve": {"host": host.name}}
@@ -90,7 +90,7 @@ def unshelve(server: nova_hosts.Server, host: nova_hosts.Host) -> None:
 def evacuate(
     cluster: nova_hosts.NovaHosts, server: nova_hosts.Server, host: nova_hosts.Host
 ) -> None:
-    """Have a server built anew on a host; its own one was taken for dead."""
+    """Evacuate a server from its dead host to another."""
     cluster.client.evacuate_server(server.id, host=host.name)
     server.arrives(host)
     server.wait("ACTIVE", "SHUTOFF")
@@ -98,7 +98,7 @@ def evacuate(
 
 @contextlib.contextmanager
 def crashed(cluster: nova_hosts.NovaHosts, host: nova_hosts.Host) -> Iterator[None]:
-    """Let a host lose power, and be taken for dead by Nova, until the block ends."""
+    """Crash a host and force its service down, for the block."""
     service = next(iter(cluster.client.services(binary="nova-compute", host=host.name)))
     host.compute.crash()
     cluster.client.update_service_forced_down(service, forced=True)
