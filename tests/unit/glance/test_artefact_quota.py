@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is stored of a project's images in the service's project is bounded for each project."""
+"""Artefacts of a project's images in the service's project are limited for each project."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def add(images, data: bytes, **record: str) -> image_record.Image:
 
 
 def store(images, image, size: int, kind: artefacts.Kind = CHUNK_MAP) -> str:
-    """Let Glance have an artefact of a length."""
+    """Store an artefact of a given length in Glance."""
     made = images.add(b"", **artefacts.new_artefact(image, kind, images.project_id, 1))
     made["size"] = size
     return made["id"]
@@ -54,7 +54,7 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
     quota.reserve_bytes(other, GIB)
 
 
-def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
+def test_deleted_artefact_frees_its_quota_soon(images, conf) -> None:
     clock, mine = manual_clock.ManualClock(), add(images, b"1")
     artefact_id = store(images, mine, GIB)
     quota = artefact_quota.ArtefactQuota(images, conf, clock)
@@ -67,7 +67,7 @@ def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
+def test_image_beyond_the_quota_fails_and_is_retried(images, conf) -> None:
     artefact_id = store(images, add(images, b"1"), GIB)
     image = images.add(b"some bytes" * 100)
     image_id = ids.parse_image_id(image["id"])
@@ -82,7 +82,7 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf) -> None:
+def test_image_whose_chunk_map_is_too_long_fails_for_good(images, conf) -> None:
     limits = preparation_budget.CostLimits(spare_artefact_bytes=0)
     preparer = image_preparer.ImagePreparer(
         images, conf, limits=image_preparation.PreparationLimits(cost_limits=limits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are compared with what they were made from, and nobody is told what he may not read."""
+"""Comparison of images with their bases, which reveals nothing about unreadable images."""
 
 import pathlib
 import random
@@ -32,7 +32,7 @@ def data(*numbers: int) -> bytes:
 
 
 class StoredImages(memory_images.MemoryImages):
-    """A Glance whose images may lie in a folder, too."""
+    """A Glance whose images may also lie in a folder."""
 
     folder: pathlib.Path | None = None
 
@@ -41,7 +41,7 @@ class StoredImages(memory_images.MemoryImages):
 
 
 class World:
-    """Glance, who prepares its images, and who compares them."""
+    """Glance, the preparer of its images, and their comparison."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         conf = glance_options.conf(state_dir=folder, file_store_dirs=[str(folder)])
@@ -86,7 +86,7 @@ def stored(world, tmp_path):
     return world
 
 
-def test_line_of_snapshots_says_of_each_what_it_has_of_its_own(world):
+def test_snapshots_of_a_chain_record_their_own_bytes(world):
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first, base_image_ref=first)
     third = world.add(data(1, 9, 8), second, base_image_ref=first)
@@ -96,15 +96,15 @@ def test_line_of_snapshots_says_of_each_what_it_has_of_its_own(world):
     assert world.counted("elsewhere") == 2
 
 
-def test_what_an_image_that_shares_no_room_tells_is_not_measured_again(world, monkeypatch):
+def test_compared_image_without_shared_blocks_is_not_compared_again(world, monkeypatch):
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first, base_image_ref=first)
-    monkeypatch.setattr(backing_images, "chunk_map_of", pytest.fail)  # each is a download
+    monkeypatch.setattr(backing_images, "chunk_map_of", pytest.fail)  # each call is a download
     assert world.comparing.compare_image(second)
     assert world.counted("elsewhere") == 1
 
 
-def test_nearest_image_that_is_there_counts(world):
+def test_nearest_existing_base_is_used(world):
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first)
     world.images.delete_artefact(second)
@@ -112,7 +112,7 @@ def test_nearest_image_that_is_there_counts(world):
     assert world.told(third) == [first, str(2 * CHUNK), None]
 
 
-def test_image_of_somebody_else_is_not_compared_with(world):
+def test_image_that_the_owner_may_not_read_is_no_base(world):
     secret = world.add(data(1, 2), owner=B)
     guess = world.add(data(1, 2), secret, base_image_ref=secret)
     assert world.told(guess) == [None, None, None]
@@ -122,18 +122,18 @@ def test_image_of_somebody_else_is_not_compared_with(world):
     assert world.told(world.add(data(1, 2), shared)) == [shared, "0", None]
 
 
-def test_what_nova_copied_onto_a_snapshot_is_taken_off(world):
+def test_properties_that_nova_copied_onto_a_snapshot_are_removed(world):
     first = world.add(data(1, 2))
     copied = dict(zip(NAMES, (first, "5", "7"), strict=True))
     assert world.told(world.add(data(3, 4), **copied)) == [None, None, None]
 
 
-def test_base_without_a_chunk_map_tells_nothing(world):
+def test_base_without_a_chunk_map_gives_no_comparison(world):
     base = world.images.add(data(1), owner=A)["id"]
     assert world.told(world.add(data(1), base)) == [None, None, None]
 
 
-def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
+def test_files_are_deduplicated_at_the_configured_rate(stored, monkeypatch):
     asked = []
 
     def share(image, base, ranges, bytes_s, wait):
@@ -152,7 +152,7 @@ def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
 
 
 @pytest.mark.allow_log(r"deduplication|there is no|not a file of|No such file")
-def test_what_cannot_share_room_is_said_once_and_no_error(stored, monkeypatch, caplog):
+def test_unsupported_deduplication_is_logged_once_and_is_no_error(stored, monkeypatch, caplog):
     def share(*_args):
         raise errors.Unusable("deduplication of an image with its backing image", "it cannot")
 
@@ -166,7 +166,7 @@ def test_what_cannot_share_room_is_said_once_and_no_error(stored, monkeypatch, c
     assert stored.counted("refused") == 4
 
 
-def test_what_was_stopped_is_done_again(stored, monkeypatch):
+def test_stopped_comparison_is_repeated(stored, monkeypatch):
     def share(*_args):
         raise block_dedup.Stopped
 
@@ -189,7 +189,7 @@ def to_compare(world):
     )
 
 
-def test_reconcile_finds_what_shares_no_room_and_each_process_tries_it_once(world):
+def test_reconcile_finds_images_to_deduplicate_once_for_each_process(world):
     base = world.add(data(1, 2))
     image = world.add(data(1, 3), base)
     assert to_compare(world) == [image]
@@ -210,7 +210,7 @@ def test_reconcile_finds_what_shares_no_room_and_each_process_tries_it_once(worl
 
 
 @pytest.mark.allow_log(r"not compared|unexpected")
-def test_nothing_that_fails_ends_the_thread(world):
+def test_failed_comparison_does_not_end_the_thread(world):
     failures = [errors.ImageServiceUnreachable("Glance", "away"), ValueError("surprise")]
     tried = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts are told of boot images that were made: of which, what came before, and until it is so."""
+"""Announcements of new boot images to hosts: their content, retries and limits."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ DATA = bytes(range(256)) * 16
 
 
 class Decision:
-    """A decision service's API, as far as it hears of boot images, on the loopback."""
+    """The part of a decision service's API about boot images, on the loopback."""
 
     def __init__(self):
         self.told, self.status = [], 202
@@ -72,7 +72,7 @@ def image_id(record):
     return ids.parse_image_id(record["id"])
 
 
-def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, ahead):
+def test_announcement_names_previous_images_and_visibility(images, decision, ahead):
     first = images.add(DATA, name="web", owner="ours", **OLD)
     second = images.add(DATA, name="web", owner="ours", **NEW)
     images.add(DATA, name="web", owner="others", visibility="public", **OLD)
@@ -81,7 +81,7 @@ def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, a
     assert decision.told == [(path, {"previous_images": [first["id"]], "is_public": False})]
 
 
-def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decision, ahead):
+def test_public_image_without_predecessors_is_announced(images, decision, ahead):
     made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
     ahead.announce(image_id(made))
     [(_, body)] = decision.told
@@ -89,8 +89,8 @@ def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decisi
 
 
 @pytest.mark.parametrize("visibility", ["shared", "community"])
-def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahead, visibility):
-    """A tenant makes his image a community's by himself, and would have all hosts take it."""
+def test_image_that_no_host_may_prefetch_is_not_announced(images, decision, ahead, visibility):
+    """A tenant may make an image a community image, and would have all hosts prefetch it."""
     made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
     ahead.announce(image_id(made))
     ahead.announce(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
@@ -99,7 +99,7 @@ def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahea
 
 @pytest.mark.expect_log("new boot images cannot be announced")
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decision, ahead, status):
+def test_failed_announcement_is_sent_later_and_only_once(images, decision, ahead, status):
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b")]
     decision.status = status
     for one in made:
@@ -112,7 +112,7 @@ def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decisio
 
 
 @pytest.mark.expect_log("new boot images cannot be announced")
-def test_what_waits_to_be_told_is_bounded(images, decision, listener_conf):
+def test_pending_announcements_are_limited(images, decision, listener_conf):
     ahead = boot_image_announcer.BootImageAnnouncer(images, listener_conf, limit=2)
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b", "c")]
     decision.status = 503

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images of recorded boots: better ones replace worse ones, and nothing false gets in."""
+"""Boot images of recorded boots: better ones replace worse ones, and never contain wrong bytes."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ BOOT_IMAGE_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d33"
 
 
 class MemoryGlance:
-    """The images of a Glance, as far as boot images have to do with them."""
+    """The images of a Glance, with the operations that boot images need."""
 
     project_id = "the service's"
 
@@ -119,9 +119,7 @@ def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 
     )
 
 
-def test_one_recorded_boot_is_enough_for_the_first_boot_image_and_two_for_a_better_one(
-    glance, made
-):
+def test_one_recorded_boot_gives_a_first_boot_image_and_two_a_better_one(glance, made):
     assert made.add_trace(boot(5, 3, 21, 9)) == IMAGE_ID
     assert made.make_boot_image(IMAGE_ID)
     assert glance.published == [(1, [5, 3, 9])]  # chunk 21 is zeros
@@ -133,7 +131,7 @@ def test_one_recorded_boot_is_enough_for_the_first_boot_image_and_two_for_a_bett
     assert glance.published[-1] == (2, [5, 3, 9, 11])
 
 
-def test_one_recorded_boot_does_not_take_the_place_of_a_boot_image_that_is_there(glance, made):
+def test_one_recorded_boot_does_not_replace_an_existing_boot_image(glance, made):
     made.add_trace(boot(5, 3))
     assert made.make_boot_image(IMAGE_ID)
     folder = made._traces._folder
@@ -145,11 +143,11 @@ def test_one_recorded_boot_does_not_take_the_place_of_a_boot_image_that_is_there
     assert made.make_boot_image(IMAGE_ID)
 
 
-def test_better_one_replaces_it_with_a_higher_revision(glance, made):
+def test_better_boot_image_replaces_it_with_a_higher_revision(glance, made):
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host))
     assert made.make_boot_image(IMAGE_ID)
-    assert not made.make_boot_image(IMAGE_ID)  # nothing has changed
+    assert not made.make_boot_image(IMAGE_ID)  # unchanged
     for host in ("h3", "h4", "h5"):
         made.add_trace(boot(5, 3, 7, host=host))
     assert made.make_boot_image(IMAGE_ID)
@@ -163,7 +161,7 @@ def test_chunks_of_few_boots_are_left_out(glance, made):
     assert glance.published[-1][1] == [5, 3]
 
 
-def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made):
+def test_traces_of_another_size_or_of_unknown_images_are_ignored(glance, made):
     other = "00000000-0000-4000-8000-000000000001"
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host, chunks=25))
@@ -173,7 +171,7 @@ def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made
     assert glance.published == []
 
 
-def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made):
+def test_unmapped_or_inactive_image_gets_no_boot_image(glance, made):
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host))
     kept = glance.artefacts.pop(artefacts.Kind.CHUNK_MAP)
@@ -187,12 +185,12 @@ def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made)
     ("said", "firmware"),
     [("uefi", "uefi"), ("bios", "bios"), ("", "bios"), ("UEFI?", "bios"), (7, "bios")],
 )
-def test_firmware_is_what_the_property_says_and_else_novas_default(said, firmware):
+def test_firmware_follows_the_property_or_the_default_of_nova(said, firmware):
     assert boot_image_maker.firmware_of(glance_records.image(hw_firmware_type=said)) == firmware
 
 
 @pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
-def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
+def test_wrong_bytes_of_the_image_give_no_boot_image(glance, made):
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host))
     glance.bytes[IMAGE_ID] = (
@@ -211,7 +209,7 @@ def test_damaged_boot_image_in_glance_is_replaced(glance, made):
     assert glance.published == [(1, [5, 3])]
 
 
-def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_path):
+def test_killed_process_keeps_recorded_images_and_leaves_no_files(glance, made, conf, tmp_path):
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host))
     folder = tmp_path / "state/boot"
@@ -226,7 +224,7 @@ def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_p
 
 @pytest.fixture
 def slow(tmp_path, glance):
-    """Let the image be one whose clusters decode slowly, of which there is a chunk map."""
+    """Let the image have slowly decoding clusters, and a chunk map."""
     data = qcow2_bombs.slow(4 << 21)
     patient = preparation_budget.CostLimits(spare_cpu_s=100.0)
     image = tmp_path / "slow"
@@ -249,14 +247,14 @@ def slow(tmp_path, glance):
 
 
 @pytest.mark.expect_log("its clusters decode too slowly")
-def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(tmp_path, glance, conf, slow):
+def test_boot_image_of_recorded_boots_stays_within_the_budget(tmp_path, glance, conf, slow):
     made = make(tmp_path, glance, conf, spare_cpu_s=0.0)
     made.add_trace(boot(0, 32, 64, 96, chunks=128))
     assert not made.make_boot_image(IMAGE_ID)
     assert glance.published == []
 
 
-def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
+def test_build_over_its_budget_fails_for_good(glance, tmp_path, conf, slow):
     modes = build_modes.BuildModes(builds=True, records=False)
     builds = make(tmp_path, glance, conf, modes, spare_cpu_s=0.0)
     assert not builds.make_boot_image(IMAGE_ID)
@@ -268,7 +266,7 @@ def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
 
 
 @pytest.mark.expect_log("over their quota of 16GiB")
-def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
+def test_boot_image_over_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
     glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = (16 << 30) - 1000
     made.add_trace(boot(5, 3))
     assert not made.make_boot_image(IMAGE_ID)
@@ -276,7 +274,7 @@ def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tm
     assert list((tmp_path / "state/boot").iterdir()) == []
 
 
-def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_path, conf):
+def test_build_over_the_quota_of_its_project_is_retried_later(glance, tmp_path, conf):
     (tmp_path / "state").mkdir()
     glance.image |= {"acstor_state": "ready", "acstor_state_of": IMAGE_ID}
     glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = 16 << 30

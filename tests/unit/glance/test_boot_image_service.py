@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot images of one project hold up those of no other."""
+"""Builds of one project's boot images do not delay those of another."""
 
 import threading
 import uuid
@@ -51,7 +51,7 @@ def test_slow_builds_of_a_project_leave_a_worker_to_the_others(is_told: bool) ->
     made = Made(owners)
     ways = build_modes.BuildModes(builds=True, records=True)
     service = boot_image_service.BootImageService(made, ways, metrics.ListenerMetrics(), Ahead())
-    if is_told:  # by messages, which say nothing of the owner that counts
+    if is_told:  # messages do not name the owner that counts
         for image_id in (*slow, *quick):
             service.queue_image(image_id, "")
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a listener makes of its option, of this host's QEMU, and of one that is missing."""
+"""The listener's build modes, by its option and by the presence of QEMU."""
 
 import shutil
 
@@ -30,13 +30,13 @@ def ways(conf: cfg.ConfigOpts, option: str) -> tuple[bool, bool]:
 
 
 @needs_qemu
-def test_where_qemu_is_images_are_booted_by_default(conf: cfg.ConfigOpts) -> None:
+def test_installed_qemu_enables_builds_by_default(conf: cfg.ConfigOpts) -> None:
     assert conf.acstor_glance.boot_images == "auto"
     assert build_modes.choose_modes(conf) == build_modes.BuildModes(builds=True, records=True)
 
 
 @pytest.mark.parametrize("missing", ["QEMU", "QEMU_IMG"])
-def test_where_it_is_not_recorded_boots_are_all_there_is(
+def test_missing_qemu_leaves_only_recorded_boots(
     conf: cfg.ConfigOpts, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boot_guest, missing, "qemu-that-is-missing")
@@ -44,14 +44,14 @@ def test_where_it_is_not_recorded_boots_are_all_there_is(
 
 
 @needs_qemu
-def test_options_say_what_is_done(conf: cfg.ConfigOpts) -> None:
+def test_option_selects_the_build_modes(conf: cfg.ConfigOpts) -> None:
     assert ways(conf, "none") == (False, False)
     assert ways(conf, "recorded") == (False, True)
     assert ways(conf, "built") == (True, False)
     assert ways(conf, "both") == (True, True)
 
 
-def test_metrics_say_what_was_decided_and_how_far_images_are() -> None:
+def test_metrics_show_the_build_modes_and_states_of_images() -> None:
     counters = metrics.ListenerMetrics()
     counters.show_build_modes(build_modes.BuildModes(builds=False, records=True))
     counters.show_boot_states({artefacts.BootState.WAITING: 3})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two images have in common, by names and layouts alone."""
+"""Common ranges of two images, by CIDs and layouts alone."""
 
 import random
 
@@ -19,7 +19,7 @@ BLOCK = 4096
 
 
 def chunks(numbers: str, last_bytes: int = CHUNK) -> list[bytes]:
-    """Return the chunks of an image: one of each letter, zeros for a point."""
+    """Return the chunks of an image: one for each letter, zeros for a point."""
     found = [bytes(CHUNK) if c == "." else random.Random(c).randbytes(CHUNK) for c in numbers]
     return [*found[:-1], found[-1][:last_bytes]]
 
@@ -27,7 +27,7 @@ def chunks(numbers: str, last_bytes: int = CHUNK) -> list[bytes]:
 def made(
     numbers: str, extents: list[Extent] | None = None, last_bytes: int = CHUNK
 ) -> chunk_map.ChunkMap:
-    """Return the map of an image that is raw, or lies as ``extents`` say."""
+    """Return the map of an image that is raw, or laid out as ``extents``."""
     data = chunks(numbers, last_bytes)
     cut = geometry.Geometry(sum(map(len, data)), CHUNK)
     entries = list(map(layout.pack, layout.merge_adjacent(extents or [], cut)))
@@ -62,22 +62,22 @@ def found(image, base, block_bytes=BLOCK):
         ("...", "...", 0),
     ],
 )
-def test_own_is_what_the_base_has_not_at_the_same_place(image, base, own):
+def test_own_bytes_are_those_that_differ_from_the_base_at_their_offset(image, base, own):
     assert common_ranges.own_bytes(made(image), made(base)) == own * CHUNK
 
 
-def test_short_last_chunk_counts_as_it_is():
+def test_short_last_chunk_counts_with_its_length():
     assert common_ranges.own_bytes(made("abx", last_bytes=100), made("abc")) == 100
 
 
-def test_raw_images_have_runs_in_common():
+def test_common_chunks_of_raw_images_are_merged_into_runs():
     image, base = made("abxde"), made("abcdef")
     expected = [Range(0, 0, 2 * CHUNK), Range(3 * CHUNK, 3 * CHUNK, 2 * CHUNK)]
     assert found(image, base) == expected
     assert found(made("abc"), made("xyz")) == []
 
 
-def test_what_lies_elsewhere_in_each_file_is_found_there():
+def test_common_chunks_at_different_file_offsets_are_found():
     image = made("abcd", [plain(0, 2, 1 << 20), plain(2, 2, 1 << 30)])
     base = made("abcd", [plain(0, 1, 1 << 21), plain(1, 3, 1 << 16)])
     assert found(image, base) == [
@@ -88,12 +88,12 @@ def test_what_lies_elsewhere_in_each_file_is_found_there():
     assert found(made("abcd"), base)[0] == Range(0, 1 << 21, CHUNK)
 
 
-def test_runs_that_follow_each_other_in_both_files_are_one():
+def test_runs_contiguous_in_both_files_are_merged():
     image = made("abcd", [plain(at, 1, (1 << 20) + at * CHUNK) for at in range(4)])
     assert found(image, made("abcd")) == [Range(1 << 20, 0, 4 * CHUNK)]
 
 
-def test_what_is_compressed_or_stored_by_one_only_is_left_out():
+def test_compressed_or_unstored_chunks_are_left_out():
     packed = Extent(CHUNK, CHUNK, DEFLATE, 1 << 22, 5000)
     image = made("abc", [plain(0, 1, 1 << 20), packed, plain(2, 1, 1 << 21)])
     base = made("abc", [plain(0, 3, 1 << 16)])
@@ -102,7 +102,7 @@ def test_what_is_compressed_or_stored_by_one_only_is_left_out():
     assert found(made("a.", [plain(0, 1, 1 << 20)]), made("a.")) == [Range(1 << 20, 0, CHUNK)]
 
 
-def test_only_whole_blocks_at_the_same_place_of_a_block_are_found():
+def test_only_whole_aligned_blocks_are_found():
     image, base = (made("ab", [plain(0, 2, at)]) for at in ((1 << 20) + 512, (1 << 21) + 512))
     [one] = found(image, base)
     assert one == Range((1 << 20) + BLOCK, (1 << 21) + BLOCK, 2 * CHUNK - BLOCK)
@@ -114,7 +114,7 @@ def test_only_whole_blocks_at_the_same_place_of_a_block_are_found():
     assert found(image, base, 1 << 20) == []
 
 
-def test_images_that_are_cut_otherwise_have_nothing_in_common():
+def test_images_with_other_chunk_sizes_have_no_common_ranges():
     image = made("ab")
     cut = geometry.Geometry(2 * CHUNK, 2 * CHUNK)
     subject = image.subject._replace(geometry=cut, stored=layout.raw(2 * CHUNK))

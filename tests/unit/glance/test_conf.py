@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options say what they decide, the sample names them all, and nonsense is refused."""
+"""Options have help texts, the sample names them all, and invalid values are refused."""
 
 import pathlib
 import re
@@ -24,7 +24,7 @@ def loaded(tmp_path: pathlib.Path, *lines: str) -> cfg.ConfigOpts:
     return glance_options.conf(path)
 
 
-def test_every_option_says_what_it_decides() -> None:
+def test_every_option_has_a_help_text() -> None:
     assert [opt.name for opt in glance_conf.OPTS if len(opt.help or "") < 20] == []
 
 
@@ -45,14 +45,14 @@ def test_values_out_of_range_are_refused(tmp_path: pathlib.Path, line: str) -> N
         _ = conf.acstor_glance[line.partition(" ")[0]]
 
 
-def test_service_user_that_is_not_named_is_said(tmp_path: pathlib.Path) -> None:
+def test_missing_service_user_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.Unusable, match="auth_type: is not set"):
         glance_client.connect(loaded(tmp_path))
     with pytest.raises(errors.Unusable, match=r"\[acstor_glance\]"):
         glance_client.connect(loaded(tmp_path, "auth_type = no-such-plugin"))
 
 
-def test_commands_look_at_every_value_before_they_begin(tmp_path: pathlib.Path) -> None:
+def test_commands_validate_all_options_at_their_start(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "acstor-glance.conf"
     path.write_text("[acstor_glance]\nworkers = 0\n")
     with pytest.raises(cfg.Error, match=r"workers: Should be greater than or equal to 1"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What qemu-img says of a hostile image is judged, also if the image made it say that."""
+"""Inspection of qemu-img's output for a hostile image, which may have chosen the output."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from acstor_glance.prepare import conversion
 
 @pytest.fixture
 def info_of(tmp_path, monkeypatch):
-    """Return what judges an image of which qemu-img says something."""
+    """Return a function that inspects an image with a given output of qemu-img."""
 
     def judge(text):
         monkeypatch.setattr(
@@ -26,19 +26,19 @@ def info_of(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("said", ["", "{", "5", "null", "[5]", "[" * 100_000, '{"a":' * 50_000])
-def test_what_cannot_be_read_is_refused(info_of, said):
+def test_unreadable_output_of_qemu_img_is_refused(info_of, said):
     with pytest.raises(errors.NotRaw, match="returned no valid JSON"):
         info_of(said)
 
 
-def test_file_that_is_named_anywhere_is_found(info_of):
+def test_file_name_at_any_level_is_found(info_of):
     extents = '[{"filename": "/image"}, {"deeper": [{"filename": "/etc/shadow"}]}]'
     with pytest.raises(errors.NotRaw, match="backing file"):
         info_of(f'{{"virtual-size": 1, "data": {{"extents": {extents}}}}}')
     info_of('{"virtual-size": 1, "filename": "/image"}')
 
 
-def test_what_is_deep_is_looked_through():
+def test_deeply_nested_output_is_searched():
     deep = [{"filename": "/etc/shadow"}]
     for _ in range(5000):
         deep = [deep]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images are protected and for how long, over every way in which news can be missing."""
+"""Protection of images from deletion, and its duration under every loss of reports."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def record(image_id=IMAGE, *, protected=False, mark="", **changed):
 
 
 def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_complete=True):
-    """Return what the service tells at a time; all times count from WALL_S."""
+    """Return the service's list of needed images at a time; all times count from WALL_S."""
     return decision_messages.NeededImages(
         list(images),
         is_complete,
@@ -78,16 +78,16 @@ GARBAGE = f"{artefacts.PROTECTED}{IMAGE},{BY},"
         (record(protected="True"), Standing.FREE),
     ],
 )
-def test_image_stands_in_glance_as_its_record_says(image, standing):
+def test_protection_is_read_from_the_record_of_the_image(image, standing):
     assert deletion_protection.protection_of(image, BY) is standing
 
 
 @pytest.mark.parametrize("when", ["", "garbage", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
-def test_mark_whose_time_makes_no_sense_is_still_one(when):
+def test_mark_with_an_invalid_time_still_counts(when):
     assert deletion_protection.protection_time_s(record(mark=GARBAGE + when), BY) is not None
 
 
-def test_mark_goes_and_other_tags_stay():
+def test_mark_is_removed_and_other_tags_stay():
     anothers = mark(project_id="another")
     image = record(tags=[NOTED, "mine", anothers, mark()])
     assert deletion_protection.tags_without_marks(image, BY) == ["mine", anothers]
@@ -99,14 +99,14 @@ def test_mark_goes_and_other_tags_stay():
 
 
 def known(*images, at_s=0.0, marked_at_s=0.0, **told):
-    """Return what is known after acstor's protection of images was found and something was told."""
+    """Return a state with acstor's protection of images, and one list of needed images."""
     made = deletion_protection.ProtectionState()
     made.set_protected(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
     made.set_needed(needed(**told), at_s)
     return made
 
 
-def test_needed_image_is_looked_at_once_and_protected():
+def test_needed_image_is_read_once_and_protected():
     made = deletion_protection.ProtectionState()
     made.set_needed(needed(IMAGE), 0.0)
     assert (made.images_to_check(0.0), made.list_statuses()) == ([IMAGE], {IMAGE: None})
@@ -132,7 +132,7 @@ def test_needed_image_is_looked_at_once_and_protected():
         glance_records.artefact(record()),
     ],
 )
-def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
+def test_image_that_acstor_may_not_protect_is_left_unchanged(image):
     made = deletion_protection.ProtectionState()
     made.set_needed(needed(IMAGE), 0.0)
     made.update_image(IMAGE, image, BY)
@@ -142,13 +142,13 @@ def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
 
 
 def tell_until(made, from_s, until_s, **told):
-    """Let nothing be needed from a time on; return what is due at the end."""
+    """Let no image be needed from a time on; return the images due at the end."""
     for at_s in (*range(int(from_s), int(until_s), 30), until_s):
         made.set_needed(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
     return made.images_to_check(until_s)
 
 
-def test_time_in_which_nobody_asked_or_not_all_was_told_does_not_count():
+def test_time_without_complete_lists_does_not_count_as_unneeded():
     made = known(IMAGE)
     assert tell_until(made, 1000.0, 1000.0 + deletion_protection.UNNEEDED_S - 1) == []
     assert tell_until(made, 1130.0, 1130.0, is_complete=False) == []
@@ -157,7 +157,7 @@ def test_time_in_which_nobody_asked_or_not_all_was_told_does_not_count():
     assert tell_until(made, 1252.0, 1500.0, is_complete=False) == []
 
 
-def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
+def test_protection_is_removed_after_the_image_was_unneeded_for_a_while():
     made = known(IMAGE)
     late_s = deletion_protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s - 1) == []
@@ -180,21 +180,21 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
         ({"last_sample_s": None}, 0.0, False),
         ({"last_sample_s": 200.0 - deletion_protection.SAMPLE_AGE_S - 1}, 0.0, False),
         ({"first_sample_s": None}, 0.0, False),
-        # the database was lost after the mark was set: who is silent may need it for a day more
+        # the database was lost after the mark was set: a silent host may need it for a day more
         ({"first_sample_s": 10.0}, 0.0, False),
         ({"first_sample_s": 10.0}, 10.0, True),
         ({"first_sample_s": 200.0 - DAY_S - 1}, -2 * DAY_S, True),
         ({"first_sample_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
     ],
 )
-def test_it_is_not_taken_back_for_want_of_news(told, marked_at_s, is_due):
+def test_missing_samples_do_not_remove_protection(told, marked_at_s, is_due):
     made = known(IMAGE, marked_at_s=marked_at_s)
     tell_until(made, 0.0, 199.0)
     made.set_needed(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
     assert made.images_to_check(200.0) == ([IMAGE] if is_due else [])
 
 
-def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
+def test_failed_image_is_retried_later_and_after_the_others():
     made = deletion_protection.ProtectionState()
     made.set_needed(needed(IMAGE, OTHER), 0.0)
     made.mark_failed(OTHER, 0.0)
@@ -206,7 +206,7 @@ def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
     assert made.images_to_check(deletion_protection.RETRY_S) == [IMAGE]
 
 
-def test_take_back_that_fails_is_tried_again():
+def test_failed_removal_of_protection_is_retried():
     made, late_s = known(IMAGE), deletion_protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s) == [IMAGE]
     made.mark_failed(IMAGE, late_s)
@@ -220,8 +220,8 @@ def test_take_back_that_fails_is_tried_again():
     assert made.plan_change(IMAGE, again_s) is deletion_protection.Change.REMOVE
 
 
-def test_images_that_are_looked_at_again_hold_no_new_one_up():
-    """Three hosts lie about 1,024 images each; another image comes to be needed after a while."""
+def test_rechecked_images_do_not_delay_new_ones():
+    """Three hosts lie about 1,024 images each; another image becomes needed after a while."""
     lies = [f"00000000-0000-0000-0000-{n:012}" for n in range(3 * 1024)]
     made, looked_at_s, asked = deletion_protection.ProtectionState(), None, dict.fromkeys(lies, 0)
     for now_s in range(0, 1000, 5):
@@ -233,10 +233,10 @@ def test_images_that_are_looked_at_again_hold_no_new_one_up():
         if now_s % 300 == 0:
             made.set_protected({}, float(now_s))
     assert looked_at_s == 600
-    assert min(asked[one] for one in lies) >= 2  # nor do these hold each other up
+    assert min(asked[one] for one in lies) >= 2  # nor do these delay each other
 
 
-def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
+def test_removal_by_a_user_is_recorded_and_own_protection_stays():
     made = known(IMAGE)
     made.set_needed(needed(IMAGE), 0.0)
     image = record(mark=mark())
@@ -256,14 +256,14 @@ def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
     assert tell_until(made, 1.0, 500.0) == []
 
 
-def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
-    made = known(IMAGE)  # it is needed no longer, and the notification was lost
+def test_removal_by_a_user_is_recorded_when_only_the_list_shows_it():
+    made = known(IMAGE)  # it is no longer needed, and the notification was lost
     made.set_protected({}, 300.0)
     assert made.images_to_check(300.0) == [IMAGE]
     image = record(mark=mark())
     made.update_image(IMAGE, image, BY)
     assert made.plan_change(IMAGE, 300.0) is deletion_protection.Change.RECORD_REMOVAL
-    made.mark_failed(IMAGE, 300.0)  # Glance is away just then
+    made.mark_failed(IMAGE, 300.0)  # Glance is down at that moment
     made.set_needed(needed(now_s=310.0, last_sample_s=310.0), 310.0)
     assert made.images_to_check(331.0) == [IMAGE]
     made.update_image(IMAGE, image, BY)
@@ -273,7 +273,7 @@ def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
     assert (made.images_to_check(340.0), made.list_protected()) == ([], [])
 
 
-def test_host_that_names_other_images_each_time_holds_nobody_up():
+def test_host_that_names_new_images_each_time_delays_no_other():
     made = deletion_protection.ProtectionState()
     made.set_needed(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
     later = [f"00000000-0000-0000-0001-{n:012}" for n in range(9)]
@@ -281,7 +281,7 @@ def test_host_that_names_other_images_each_time_holds_nobody_up():
     assert made.images_to_check(5.0) == [IMAGE, *later]
 
 
-def test_what_is_no_id_of_an_image_is_not_taken():
+def test_invalid_image_id_is_refused():
     with pytest.raises(msgspec.ValidationError, match="image"):
         msgspec.convert(
             {
@@ -296,7 +296,7 @@ def test_what_is_no_id_of_an_image_is_not_taken():
         )
 
 
-def test_image_to_which_something_happened_is_looked_at_if_it_matters():
+def test_changed_image_is_checked_only_if_it_is_needed():
     made = known(IMAGE, at_s=0.0)
     made.set_needed(needed(IMAGE), 0.0)
     for image_id in (IMAGE, OTHER):
@@ -309,7 +309,8 @@ def test_image_to_which_something_happened_is_looked_at_if_it_matters():
 class OwnersAndHosts(stateful.RuleBasedStateMachine):
     """Hosts, owners, crashes and a guard, in any order, with Glance as a table.
 
-    After a pass nothing that is needed is free, and what owners did is as they left it.
+    After a pass every needed image is protected, and changes by owners are respected.
+
     """
 
     images = (IMAGE, OTHER)
@@ -357,7 +358,7 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
 
     @stateful.rule(later_s=st.sampled_from([1.0, 130.0]))
     def make_pass(self, later_s):
-        while later_s > 30.0:  # passes that do nothing
+        while later_s > 30.0:  # passes without work
             self.now_s += 30.0
             later_s -= 30.0
             told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)

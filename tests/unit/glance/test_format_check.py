@@ -44,7 +44,7 @@ UNSAFE = {
 
 @pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
 @pytest.mark.parametrize("name", [*FINE, *UNSAFE])
-def test_what_glance_refuses_is_refused(name: str, disk_format: str) -> None:
+def test_image_that_glance_refuses_is_refused(name: str, disk_format: str) -> None:
     head = (FINE | UNSAFE)[name]
     check = {"raw": format_check.why_not_raw, "qcow2": format_check.why_not_qcow2}[disk_format]
     is_refused = glance_inspection.is_head_refused(head, disk_format)
@@ -53,7 +53,7 @@ def test_what_glance_refuses_is_refused(name: str, disk_format: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FINE if name != "qcow2"])
-def test_disks_that_glance_takes_as_raw_are_taken(name: str) -> None:
+def test_disk_that_glance_accepts_as_raw_is_accepted(name: str) -> None:
     assert format_check.why_not_raw(FINE[name]) == ""
 
 

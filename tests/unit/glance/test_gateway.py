@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gateway decides by itself: which range is meant, who is let in, what it forgets."""
+"""The gateway's own decisions: ranges, admission of reads, caches."""
 
 import contextlib
 import threading
@@ -30,17 +30,17 @@ SIZE, LONGEST = 4096, 100
         (f"bytes=4090-{'9' * 30}", 4090, 6),
     ],
 )
-def test_one_range_is_what_it_says(header, offset, length):
+def test_single_range_is_parsed(header, offset, length):
     assert byte_range.parse(header, SIZE, LONGEST) == (offset, length)
 
 
 @pytest.mark.parametrize("header", ["", "0-5", "items=0-5", "bytes=0-1,3-4"])
-def test_what_is_no_single_range_means_all_of_the_image(header):
+def test_header_without_a_single_range_selects_the_whole_image(header):
     assert byte_range.is_ignored(header)
     assert byte_range.parse(header, LONGEST, LONGEST) == (0, LONGEST)
 
 
-def test_suffix_longer_than_the_image_is_all_of_it():
+def test_suffix_longer_than_the_image_selects_all_of_it():
     assert byte_range.parse("bytes=-99", 10, LONGEST) == (0, 10)
     assert byte_range.ByteRange(512, 10).content_range(SIZE) == "bytes 512-521/4096"
 
@@ -56,7 +56,7 @@ def test_suffix_longer_than_the_image_is_all_of_it():
         *((header, 413) for header in ("bytes=0-100", "bytes=0-", "bytes=-101")),
     ],
 )
-def test_range_that_makes_no_sense_is_refused(header, status):
+def test_invalid_range_is_refused(header, status):
     with pytest.raises(http_errors.HttpError) as caught:
         byte_range.parse(header, SIZE, LONGEST)
     assert caught.value.status == status
@@ -69,7 +69,7 @@ def numbers():
 
 @pytest.fixture
 def open_door(numbers):
-    """Return what makes the door of a store, whose reads are counted."""
+    """Return a function that makes the read limiter of a store, with metrics."""
 
     def make(reads, timeout_s, queue_s=read_admission.QUEUE_S):
         counted = gateway_metrics.StoreMetrics(numbers, "s", "s3", reads)
@@ -84,17 +84,17 @@ def shown(numbers, name, **labels):
     )
 
 
-def test_read_gives_what_it_returns_or_raises(open_door, numbers):
+def test_limiter_returns_the_result_or_error_of_a_read(open_door, numbers):
     door = open_door(reads=1, timeout_s=5)
     for _ in range(3):
         assert door.run(lambda: b"bytes") == b"bytes"
-        with pytest.raises(TimeoutError):  # its own, which is not that of the door
+        with pytest.raises(TimeoutError):  # its own, not that of the limiter
             door.run(raise_timeout)
     assert shown(numbers, "read_duration_seconds_count") == 6
     assert (shown(numbers, "reads_in_flight"), shown(numbers, "reads_limit")) == (0, 1)
 
 
-def test_read_that_a_client_gives_up_when_its_time_is_over_is_late(open_door, numbers):
+def test_read_abandoned_at_its_deadline_counts_as_late(open_door, numbers):
     def give_up():
         time.sleep(0.05)
         raise_timeout()
@@ -109,7 +109,7 @@ def raise_timeout():
     raise TimeoutError("of a socket")
 
 
-def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(open_door, numbers):
+def test_hung_store_occupies_only_its_own_read_slots(open_door, numbers):
     door, go_on = open_door(reads=2, timeout_s=0.05, queue_s=0.05), threading.Event()
     try:
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(open_door, num
     assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
 
 
-def test_place_of_a_late_read_is_free_when_it_ends(open_door):
+def test_slot_of_a_late_read_is_freed_at_its_end(open_door):
     door, go_on = open_door(reads=1, timeout_s=0.2, queue_s=5), threading.Event()
     with pytest.raises(http_errors.HttpError):
         door.run(go_on.wait)
@@ -144,7 +144,7 @@ def test_place_of_a_late_read_is_free_when_it_ends(open_door):
         pytest.fail("its place is never free")
 
 
-def test_what_is_remembered_ends_and_is_bounded():
+def test_cache_entries_expire_and_are_limited():
     now = [0.0]
     known = ttl_cache.TtlCache(ttl_s=10, limit=2, clock=manual_clock.FunctionClock(lambda: now[0]))
     known.put("a", 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is composed of a base and changes is the disk, whatever both are, byte for byte."""
+"""A flattened disk equals its base with the delta applied, byte for byte."""
 
 import hypothesis
 import pytest
@@ -23,7 +23,7 @@ CLUSTER = 2048
 
 
 def base_file(size: int, kinds: str, codec: layout.Codec) -> bytes:
-    """Return a qcow2 file: for each cluster a letter: stored, packed, or nothing (a dot)."""
+    """Return a qcow2 file: each letter is a stored or packed cluster, or none (a dot)."""
     pack = qcow2_files.deflated if codec is layout.Codec.DEFLATE else qcow2_files.zstandard_of
     runs, stored = [], []
     for number, kind in enumerate(kinds):
@@ -51,7 +51,7 @@ def bases(draw: strategies.DrawFn) -> changed_disks.Base:
 
 
 def stream(found: list[Extent], size: int) -> tuple[bytes, bytes]:
-    """Return a stream of changes, and all bytes of the disk as if each had been written."""
+    """Return a delta stream, and all bytes of the disk as if each had been written."""
     table = disk_delta.ExtentTable.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     disk = b"".join(bytes([n % 251 + 1]) * 512 for n in range(size // 512))
@@ -75,7 +75,7 @@ def expected(base: changed_disks.Base, found: list[Extent], written: bytes) -> b
 @hypothesis.given(
     bases(), test_disk_delta.disk_changes(), strategies.sampled_from(["raw", "qcow2"])
 )
-def test_every_disk_is_composed_as_it_is(
+def test_flattened_disk_has_the_bytes_of_base_and_delta(
     base: changed_disks.Base, found: list[Extent], disk_format: str
 ) -> None:
     sent, written = stream(found, SECTORS * 512)
@@ -93,7 +93,7 @@ def codecs_of(file: bytes) -> list[tuple[int, layout.Codec]]:
     return [(extent.at // CLUSTER, extent.codec) for extent in extents]
 
 
-def test_compressed_clusters_are_carried_but_where_something_changed() -> None:
+def test_unchanged_compressed_clusters_are_copied() -> None:
     deflate, stored = layout.Codec.DEFLATE, layout.Codec.STORED
     base = qcow2.Qcow2(Bytes(base_file(6 * CLUSTER, "pppp.s", deflate)))
     found = [
@@ -105,14 +105,14 @@ def test_compressed_clusters_are_carried_but_where_something_changed() -> None:
 
 
 @pytest.mark.parametrize("size", [CLUSTER, CLUSTER - 512, 3 * CLUSTER])
-def test_cluster_that_its_base_ends_within_is_not_carried(size: int) -> None:
-    """Behind the end of the base it may have anything, and the disk has zeros."""
+def test_cluster_across_the_end_of_the_base_is_not_copied(size: int) -> None:
+    """Past the end of the base the cluster may have any bytes, and the disk has zeros."""
     base = qcow2.Qcow2(Bytes(base_file(CLUSTER - 512, "p", layout.Codec.ZSTD)))
     got = b"".join(changed_disks.compose(stream([], size)[0], base, "qcow2"))
     assert codecs_of(got) == [(0, layout.Codec.STORED)]
 
 
-def test_stream_that_was_altered_ends_the_composition() -> None:
+def test_altered_delta_aborts_the_flatten() -> None:
     base = changed_disks.RawBase(Bytes(b"base" * 1000))
     sent, _ = stream([Extent(0, 4096, ExtentKind.DATA)], 8192)
     altered = sent[:200] + b"?" + sent[201:]
@@ -120,7 +120,7 @@ def test_stream_that_was_altered_ends_the_composition() -> None:
         list(changed_disks.compose(altered, base, "qcow2"))
 
 
-def test_base_that_cannot_be_read_ends_the_composition() -> None:
+def test_unreadable_base_aborts_the_flatten() -> None:
     class Broken(Bytes):
         def read_into(self, view: memoryview, offset: int) -> None:
             raise errors.Unusable(self.name, "it is gone")

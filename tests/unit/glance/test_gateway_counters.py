@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's numbers, of one process and of several that share a folder and a port."""
+"""The gateway's metrics, of one process and of several that share a folder and a port."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from tests.lab import runs
 
 STORE = {"store": "s3", "driver": "s3"}
 
-# Arguments: an address.  It counts a read that ended and one that does not, and serves.
+# Arguments: an address.  It counts a finished read and an unfinished one, and serves.
 PROCESS = """
 import sys
 from acstor_glance.gateway import gateway_metrics
@@ -36,7 +36,7 @@ sys.stdin.read()
 
 
 def scrape(address):
-    """Return what is shown, by name and labels."""
+    """Return the samples, by name and labels."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         families = parser.text_string_to_metric_families(answer.read().decode())
         return {
@@ -59,7 +59,7 @@ def address():
 
 @pytest.fixture
 def start(tmp_path, address):
-    """Return what starts a process of the gateway's."""
+    """Return a function that starts a process of the gateway."""
     with contextlib.ExitStack() as stack:
 
         def begin():
@@ -78,10 +78,10 @@ def start(tmp_path, address):
         yield begin
 
 
-def test_whichever_process_is_asked_answers_for_all(start, address):
+def test_any_process_reports_the_metrics_of_all(start, address):
     for _ in range(3):
         start()
-    for _ in range(20):  # of the sockets at the port the kernel takes any
+    for _ in range(20):  # the kernel chooses any socket of the port
         samples = scrape(address)
         assert value(samples, "requests_total", status="206") == 3
         assert value(samples, "read_bytes_total", **STORE) == 3000
@@ -92,7 +92,7 @@ def test_whichever_process_is_asked_answers_for_all(start, address):
         assert not any(name.startswith("process_") for name, *_ in samples)  # of which process?
 
 
-def test_process_that_is_gone_leaves_its_counts_and_no_reads_under_way(start, address):
+def test_ended_process_keeps_its_counts_without_reads_in_flight(start, address):
     first, second = start(), start()
     second.kill()
     second.wait()
@@ -111,7 +111,7 @@ def answers(address):
     return False
 
 
-def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeypatch):
+def test_second_process_without_a_shared_folder_is_refused(address, monkeypatch):
     monkeypatch.delenv(gateway_metrics.FOLDER_VARIABLE, raising=False)
     one = gateway_metrics.GatewayMetrics()
     one.count_response(409)
@@ -128,19 +128,19 @@ def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeyp
         stop()
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_created_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(gateway_metrics.FOLDER_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(errors.Unusable, match="PROMETHEUS_MULTIPROC_DIR"):
         gateway_metrics.GatewayMetrics()
 
 
-def test_port_of_somebody_else_is_not_shared(start, address):
+def test_port_of_another_program_is_not_shared(start, address):
     start()
     with pytest.raises(errors.Unusable, match="metrics_listen"):
         gateway_metrics.GatewayMetrics().serve(address)
 
 
-def test_every_fault_of_a_store_is_one_that_is_counted():
+def test_every_store_fault_has_a_counter():
     kinds = {base.StoreFault, *base.StoreFault.__subclasses__()}
     assert {kind.fault for kind in kinds} | {"full", "late"} == set(gateway_metrics.FAULTS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway reads with its own rights for a host with a grant, one image and its artefacts."""
+"""A host with a grant reads one image and its artefacts through the gateway's own user."""
 
 import http
 import time
@@ -38,7 +38,7 @@ ETAG = f'"{MD5}"'
 
 
 class Glance:
-    """What the gateway looks up, and the data of images."""
+    """The gateway's lookups, and the data of images."""
 
     def __init__(self) -> None:
         record = image_record.Image.from_record(glance_records.record())
@@ -87,7 +87,7 @@ class Glance:
 
 
 class Trust:
-    """Trusted keys, once somebody asked for them."""
+    """Trusted keys, available after the first request."""
 
     def __init__(self) -> None:
         self.signers: tuple[signing.PublicKey, ...] = signing.read_public_keys(KEYS.signers)
@@ -109,7 +109,7 @@ def conf(tmp_path):
 
 
 class Gateway:
-    """The application behind a token check that was passed."""
+    """The application behind a passed token check."""
 
     def __init__(self, conf):
         self.glance, self.trust = Glance(), Trust()
@@ -144,13 +144,13 @@ def said(answer, status):
     return answer.json["error"]["message"]
 
 
-def test_host_reads_its_image_by_the_rights_of_the_gateway(gateway):
+def test_host_with_a_grant_reads_its_image_as_the_gateway_user(gateway):
     answer = gateway.ask()
     assert (answer.status_code, answer.data) == (206, b"0123456789")
     assert gateway.glance.callers == [OWN]
 
 
-def test_host_gets_the_record_without_places_of_stores(gateway):
+def test_host_gets_the_record_without_store_locations(gateway):
     answer = gateway.ask(rest="")
     assert answer.status_code == 200
     assert answer.json["id"] == IMAGE
@@ -171,7 +171,7 @@ def test_other_images_and_the_secret_of_scopes_are_refused(gateway, image_id, re
     assert gateway.glance.callers == []
 
 
-def test_artefact_that_acstor_did_not_make_is_refused(gateway):
+def test_artefact_not_made_by_acstor_is_refused(gateway):
     gateway.glance.records[MAP]["owner"] = "a tenant"
     assert "no artefact of it" in said(gateway.ask(MAP), 403)
 
@@ -204,13 +204,13 @@ def test_other_range_than_the_host_signed_is_refused(gateway):
     assert "none of the keys" in said(gateway.ask(Range="bytes=0-99"), 403)
 
 
-def test_host_that_was_revoked_is_refused(gateway):
+def test_revoked_host_is_refused(gateway):
     assert gateway.ask().status_code == 206
     gateway.trust.revoked["h1"] = certificates.refused_before(time.time())
     assert "revoked" in said(gateway.ask(), 403)
 
 
-def test_until_the_keys_are_known_hosts_wait(gateway):
+def test_hosts_get_503_until_the_keys_are_loaded(gateway):
     gateway.trust.signers, known = (), gateway.trust.signers
     waits = gateway.ask()
     assert "no keys" in said(waits, 503)
@@ -226,13 +226,13 @@ def test_keys_of_another_cloud_are_refused(gateway):
 
 
 @pytest.mark.parametrize("status", [http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN])
-def test_refusal_of_the_gateways_own_user_is_temporary(gateway, status):
+def test_refusal_of_the_gateway_user_returns_502(gateway, status):
     gateway.glance.fault = http_errors.HttpError(status, "Glance answers that")
     assert "the gateway's user is refused" in said(gateway.ask(), 502)
     assert gateway.glance.forgotten == 1
 
 
-def test_without_a_grant_the_callers_own_rights_count(gateway):
+def test_request_without_a_grant_uses_the_permissions_of_the_caller(gateway):
     path = f"/v1/images/{IMAGE}"
     headers = {"X-Auth-Token": "t", "X-Roles": "acstor-host", "Range": RANGE}
     assert gateway.client.get(f"{path}/file", headers=headers).status_code == 206
@@ -240,7 +240,7 @@ def test_without_a_grant_the_callers_own_rights_count(gateway):
     assert "ask Glance" in said(gateway.client.get(path, headers=headers), 403)
 
 
-def test_keys_come_from_files_where_there_is_no_decision_service(conf, tmp_path):
+def test_keys_are_read_from_files_without_a_decision_service(conf, tmp_path):
     (tmp_path / trust_store.CA_FILE).write_bytes(KEYS.authority.certificate_pem)
     (tmp_path / trust_store.SIGNERS_FILE).write_bytes(KEYS.signers)
     conf.set_override("trusted_dir", str(tmp_path), "acstor_glance")
@@ -272,7 +272,7 @@ def test_keys_come_from_files_where_there_is_no_decision_service(conf, tmp_path)
         ("If-Match", '"other"', http.HTTPStatus.PRECONDITION_FAILED, ETAG),
     ],
 )
-def test_request_whose_condition_fails_reads_nothing(gateway, name, refused, status, met):
+def test_failed_condition_reads_no_data(gateway, name, refused, status, met):
     answer = gateway.ask(**{name: refused})
     assert (answer.status_code, answer.data, gateway.glance.reads) == (status, b"", 0)
     assert gateway.ask(**{name: met}).data == b"0123456789"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is composed reads as the base with the changes laid over it, whatever the two are."""
+"""A merge reads as the base with the delta applied, for any base and delta."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def tables(draw):
 
 @st.composite
 def extents(draw):
-    """Return where a base of some length has its clusters: compressed ones, stored ones, none."""
+    """Return the clusters of a base of some length: compressed ones, stored ones, none."""
     clusters, offset, found = draw(st.integers(0, 20)), CLUSTER, []
     for at in range(0, clusters * CLUSTER, CLUSTER):
         kind = draw(st.sampled_from(["none", "next", "far", "packed", "packed"]))
@@ -55,7 +55,7 @@ def extents(draw):
 
 
 def painted(disk):
-    """Return who each sector of a disk is of, as pieces say it: places of the base, or names."""
+    """Return the origin of each sector of a disk by the pieces: offsets in the base, or names."""
     shown = []
     for piece in disk:
         assert piece.at == len(shown) * SECTOR
@@ -75,7 +75,7 @@ def owner(piece, at):
 
 
 def expected(table, base):
-    """Return the same by hand, sector by sector."""
+    """Compute the same sector by sector."""
     shown = ["ZERO"] * (DISK // SECTOR)
     for extent in base:
         for at in range(extent.at, min(extent.at + extent.length, DISK), SECTOR):
@@ -89,14 +89,14 @@ def expected(table, base):
 
 
 @given(tables(), extents())
-def test_every_sector_is_the_changes_or_the_bases_or_zeros(table, base):
+def test_every_sector_comes_from_delta_base_or_zeros(table, base):
     pieces = list(merge_plan.pieces(table, base, DISK))
     assert painted(pieces) == expected(table, base)
     assert all(piece.length > 0 for piece in pieces)
 
 
 @given(tables(), extents(), st.sampled_from([CLUSTER, 2 * CLUSTER]))
-def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, cluster_bytes):
+def test_runs_cover_all_pieces_and_fit_a_file(table, base, cluster_bytes):
     stretches = list(merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), cluster_bytes))
     shown = ["ZERO"] * (DISK // SECTOR)
     for run, pieces in stretches:
@@ -117,7 +117,7 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
     assert sum(map(len, data)) == plan.file_bytes
 
 
-def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
+def test_only_whole_unchanged_clusters_are_copied_compressed():
     base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
     table = disk_delta.ExtentTable.from_runs(
         [disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK
@@ -132,7 +132,7 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
     assert origins == [PieceOrigin.BASE, PieceOrigin.DELTA, PieceOrigin.BASE]
 
 
-def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
+def test_zero_cluster_is_omitted_and_the_last_one_is_padded():
     table = disk_delta.ExtentTable.from_runs([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
     base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
     whole, last = merge_plan.cluster_runs(
@@ -147,9 +147,7 @@ def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
 
 @settings(max_examples=50)
 @given(tables(), extents(), st.integers(2 * CLUSTER // SECTOR, 8 * CLUSTER // SECTOR))
-def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
-    table, base, most_sectors
-):
+def test_batches_keep_all_pieces_and_read_one_bounded_range_each(table, base, most_sectors):
     most_bytes = most_sectors * SECTOR
     batches = list(merge_plan.batches(merge_plan.pieces(table, base, DISK), most_bytes))
     assert painted(piece for batch in batches for piece in batch.pieces) == expected(table, base)
@@ -161,7 +159,7 @@ def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
             assert offset <= start < stop <= offset + length
 
 
-def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
+def test_nearby_extents_share_a_read_and_distant_ones_do_not():
     near = [layout.Extent(at, CLUSTER, STORED, 5 * CLUSTER - at, CLUSTER) for at in (0, CLUSTER)]
     far = [
         layout.Extent(2 * CLUSTER, CLUSTER, STORED, 5 * CLUSTER + 2 * merge_plan.GAP_BYTES, CLUSTER)
@@ -171,12 +169,12 @@ def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
     assert reads == [(4 * CLUSTER, 2 * CLUSTER), (far[0].offset, CLUSTER)]
 
 
-def test_batch_holds_no_more_pieces_than_it_may():
+def test_batch_is_limited_in_pieces():
     table = [disk_delta.Extent(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
     batches = list(merge_plan.batches(merge_plan.pieces(table, [], DISK * 64), CLUSTER))
     assert max(len(batch.pieces) for batch in batches) == merge_plan.MAX_PIECES
 
 
-def test_piece_that_is_not_the_bases_has_no_place_there():
+def test_piece_outside_the_base_has_no_stored_range():
     with pytest.raises(ValueError, match="not the base's"):
         merge_plan.stored_range(merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.ZERO))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a composition: its place, its watch, the body of a request, the base's file."""
+"""The parts of a flatten: its slot, its watchdog, the request's body, the base's file."""
 
 import io
 import socket
@@ -21,10 +21,10 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = 1 << 20
 
 
-# Places
+# Slots
 
 
-def test_place_is_given_until_all_or_those_of_a_project_are_taken():
+def test_slots_are_limited_in_total_and_for_each_project():
     made = job_slots.JobSlots(3, 2)
     with made.acquire_slot("a"), made.acquire_slot("a"):
         with pytest.raises(
@@ -41,7 +41,7 @@ def test_place_is_given_until_all_or_those_of_a_project_are_taken():
         pass
 
 
-def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_none():
+def test_failed_job_releases_its_slot_and_zero_slots_refuse_all():
     made = job_slots.JobSlots(1, 1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), made.acquire_slot("a"):
@@ -50,10 +50,10 @@ def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_no
         job_slots.JobSlots(0, 1).acquire_slot("a").__enter__()
 
 
-# The watch
+# The watchdog
 
 
-def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
+def test_watchdog_reports_a_stall_and_aborts_later_progress():
     now_s = [100.0]
     made = watchdog.Watchdog(10.0, manual_clock.FunctionClock(lambda: now_s[0]))
     now_s[0] = 109.0
@@ -67,7 +67,7 @@ def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
         made.note_progress()
 
 
-def test_watch_ends_what_moves_for_too_long():
+def test_watchdog_aborts_a_job_over_its_time_limit():
     now_s = [100.0]
     made = watchdog.Watchdog(10.0, manual_clock.FunctionClock(lambda: now_s[0]))
     made.set_deadline(25.0)
@@ -99,7 +99,7 @@ DATA = bytes(range(256)) * 4
 WHOLE = stream_of(disk_delta.Extent(512, 1024, disk_delta.ExtentKind.DATA), data=DATA)
 
 
-def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
+def test_body_returns_the_delta_and_is_verified_with_its_last_bytes():
     body = body_of(WHOLE)
     head, table = body.read_header()
     assert (head.virtual_size, head.base, len(table)) == (DISK, IMAGE, 1)
@@ -108,14 +108,14 @@ def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
     assert body.read_bytes == len(WHOLE)
 
 
-def test_body_without_bytes_is_whole_with_its_table():
+def test_body_without_data_is_verified_after_its_table():
     body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.ExtentKind.ZERO)))
     body.read_header()
     assert body.verified.is_set()
 
 
 class Dripping(io.BytesIO):
-    """A client whose every read takes so long; the clock that tells it."""
+    """A client whose every read takes so long, and the clock that advances with it."""
 
     def __init__(self, raw, each_s):
         super().__init__(raw)
@@ -130,7 +130,7 @@ class Dripping(io.BytesIO):
 
 
 @pytest.mark.parametrize(("each_s", "is_taken"), [(0.7, True), (2.0, False)])
-def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is_taken):
+def test_trickling_client_is_refused_despite_its_progress(each_s, is_taken):
     stream = Dripping(WHOLE, each_s)
     body = delta_body.DeltaBody(stream, len(WHOLE), IMAGE, watchdog.Watchdog(3.0), stream)
     got = []
@@ -144,7 +144,7 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
     assert caught.value.status == 408 and not body.verified.is_set()
 
 
-def test_larger_disk_than_is_served_is_refused_by_its_header():
+def test_oversized_disk_is_refused_by_its_header():
     size = image_record.SERVED_VIRTUAL_BYTES + 512
     table = disk_delta.ExtentTable.from_runs(
         [disk_delta.Extent(0, 512, disk_delta.ExtentKind.ZERO)], size
@@ -155,7 +155,7 @@ def test_larger_disk_than_is_served_is_refused_by_its_header():
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 97))
-def test_body_that_ends_early_gives_not_its_last_bytes(length):
+def test_truncated_body_does_not_return_its_last_bytes(length):
     body = body_of(WHOLE[:length], len(WHOLE))
     got = []
     with pytest.raises(http_errors.FlattenAborted, match="the body ended after") as caught:
@@ -170,7 +170,7 @@ def read_all(body, got):
 
 
 @pytest.mark.parametrize("at", [0, 9, 17, 60, disk_delta.HEADER_BYTES + 3, len(WHOLE) - 200, -1])
-def test_body_that_was_altered_gives_not_its_last_bytes(at):
+def test_altered_body_does_not_return_its_last_bytes(at):
     raw = bytearray(WHOLE)
     raw[at] ^= 1
     got = []
@@ -180,7 +180,7 @@ def test_body_that_was_altered_gives_not_its_last_bytes(at):
 
 
 @pytest.mark.parametrize("more", [-1, 1, 4096])
-def test_length_that_is_not_that_of_the_changes_is_refused_at_the_header(more):
+def test_content_length_that_differs_from_the_header_is_refused(more):
     body = body_of(WHOLE, len(WHOLE) + more)
     with pytest.raises(http_errors.FlattenAborted, match="not what its header says"):
         body.read_header()
@@ -201,7 +201,7 @@ class Link:
         return data
 
 
-def test_read_that_waits_for_the_client_can_be_broken_off():
+def test_read_that_waits_for_the_client_can_be_aborted():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         watched = watchdog.Watchdog(5.0)
@@ -211,14 +211,14 @@ def test_read_that_waits_for_the_client_can_be_broken_off():
         body.abort_read()
         with pytest.raises(http_errors.FlattenAborted, match="too slow"):
             body.read_header()
-    body_of(WHOLE).abort_read()  # a stream that has no socket
+    body_of(WHOLE).abort_read()  # a stream without a socket
 
 
 # The base's file
 
 
 class Store:
-    """Gives bytes, after the faults that it was told of."""
+    """Returns bytes, after the given faults."""
 
     def __init__(self, data, *faults):
         self.data, self.faults, self.asked = data, list(faults), []
@@ -235,7 +235,7 @@ def file_of(store, stall_s=30.0, **limits):
     return backing_file.BackingFile("base", len(store.data), store.read, watched, **limits)
 
 
-def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not():
+def test_tables_are_read_in_cached_pages_and_parts_are_not_cached():
     store = Store(bytes(range(256)) * 1000)
     file, view = file_of(store, pages=2), bytearray(100)
     for at in (0, 65_500, 65_500, 255_900):
@@ -246,7 +246,7 @@ def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not():
     assert file.read_bytes == 65_536 * 2 + 256_000 % 65_536 + 20
 
 
-def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
+def test_busy_store_is_retried_and_a_refusal_is_not():
     passing = [http_errors.HttpError(status, "later") for status in (502, 503, 504)]
     store = Store(b"x" * 100, *passing)
     assert file_of(store, pause_s=0.01).read_part(0, 10) == b"x" * 10
@@ -257,7 +257,7 @@ def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
     assert (caught.value.status, caught.value.party) == (409, "base")
 
 
-def test_store_that_stays_busy_ends_the_composition_in_time():
+def test_store_that_stays_busy_aborts_the_flatten_in_time():
     store = Store(b"x", *[http_errors.HttpError(503, "full")] * 1000)
     with pytest.raises(http_errors.FlattenAborted, match="full") as caught:
         file_of(store, stall_s=0.1, pause_s=0.01).read_part(0, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of Glance's and Keystone's libraries leave as the family's, which say who must act."""
+"""Errors of Glance's and Keystone's libraries become acstor's errors, which name who must act."""
 
 import pytest
 import requests
@@ -31,7 +31,7 @@ from acstor_glance.client import glance_client
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
 )
-def test_error_becomes_one_of_the_family(raised: Exception, expected: type[Exception]) -> None:
+def test_library_error_is_translated(raised: Exception, expected: type[Exception]) -> None:
     with (
         pytest.raises(expected, match=r"^list of images: ") as caught,
         glance_client.translate_errors("list of images"),
@@ -41,7 +41,7 @@ def test_error_becomes_one_of_the_family(raised: Exception, expected: type[Excep
     assert caught.value.__cause__ is raised
 
 
-def test_missing_right_says_what_the_user_needs() -> None:
+def test_error_of_a_missing_role_names_the_role() -> None:
     with (
         pytest.raises(errors.ImageServiceRefused, match="needs a role"),
         glance_client.translate_errors("x"),
@@ -49,7 +49,7 @@ def test_missing_right_says_what_the_user_needs() -> None:
         raise glance_errors.HTTPForbidden("Forbidden")
 
 
-def test_page_of_html_is_not_quoted() -> None:
+def test_html_page_is_not_quoted_in_the_error() -> None:
     with (
         pytest.raises(errors.ImageServiceUnreachable) as caught,
         glance_client.translate_errors("x"),
@@ -60,7 +60,7 @@ def test_page_of_html_is_not_quoted() -> None:
 
 
 class Locations:
-    """Glance's answer to a request for an image's locations."""
+    """Glance's response to a request for an image's locations."""
 
     def __init__(self, *found: object) -> None:
         self.http_client, self._found = self, found
@@ -70,8 +70,8 @@ class Locations:
         return None, list(self._found)
 
 
-def test_locations_that_are_not_active_are_left_out() -> None:
-    """Glance 33 names no status; a newer one may name locations that have no bytes yet."""
+def test_inactive_locations_are_left_out() -> None:
+    """Glance 33 has no status of locations; a newer one may list locations without bytes."""
     client = glance_client.GlanceClient.__new__(glance_client.GlanceClient)
     client._client = Locations(
         {"url": "file:///1", "metadata": {"store": "fs"}},

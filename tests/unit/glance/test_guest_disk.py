@@ -35,7 +35,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: pathlib.Path):
         yield guest_disk.GuestDisk(file.fileno(), image_map)
 
 
-def test_any_range_is_what_a_guest_reads(disk: guest_disk.GuestDisk) -> None:
+def test_any_range_equals_the_disk_of_the_guest(disk: guest_disk.GuestDisk) -> None:
     assert disk.size_bytes == len(DATA)
     assert disk.read(0, len(DATA)) == DATA
     some = random.Random(1)
@@ -46,7 +46,7 @@ def test_any_range_is_what_a_guest_reads(disk: guest_disk.GuestDisk) -> None:
     assert disk.read(len(DATA) + 512, 512) == bytes(512)
 
 
-def test_file_that_was_cut_off_is_zeros_or_an_error(disk: guest_disk.GuestDisk) -> None:
+def test_truncated_file_reads_as_zeros_or_an_error(disk: guest_disk.GuestDisk) -> None:
     os.ftruncate(disk._file, 600_000)
     try:
         data = disk.read(0, len(DATA))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A name in the folder of exports stands for a whole file of the right bytes."""
+"""A file name in the folder of exports means a complete file with the right bytes."""
 
 import contextlib
 import pathlib
@@ -17,7 +17,7 @@ OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 
 
 class MemoryGlance:
-    """An image and its chunk map, as far as exports have to do with them."""
+    """An image and its chunk map, with the operations that exports need."""
 
     def __init__(self, map_bytes: bytes) -> None:
         self.bytes = {records.IMAGE_ID: records.BYTES, records.ARTEFACT_ID: map_bytes}
@@ -53,7 +53,7 @@ def names(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_image_and_map_are_written_once_for_owner_and_group(glance, folder):
+def test_image_and_map_are_exported_once_with_group_access(glance, folder):
     image = records.image()
     assert image_export.export(glance, image, folder) is image_export.ExportOutcome.EXPORTED
     assert names(folder) == [f"{records.IMAGE_ID}.acmap", f"{records.IMAGE_ID}.raw"]
@@ -64,21 +64,21 @@ def test_image_and_map_are_written_once_for_owner_and_group(glance, folder):
     assert image_export.export(glance, image, folder) is image_export.ExportOutcome.PRESENT
 
 
-def test_other_bytes_than_glance_has_a_hash_of_are_not_written(glance, folder):
+def test_image_with_a_wrong_hash_is_not_exported(glance, folder):
     glance.bytes[records.IMAGE_ID] = records.BYTES + bytes(2 * 4096)
     with pytest.raises(errors.Unusable, match="does not have the sha512"):
         image_export.export(glance, records.image(), folder)
     assert names(folder) == []
 
 
-def test_damaged_map_is_not_written(glance, folder):
+def test_damaged_map_is_not_exported(glance, folder):
     glance.bytes[records.ARTEFACT_ID] = glance.bytes[records.ARTEFACT_ID][:-1] + b"?"
     with pytest.raises(errors.FormatError):
         image_export.export(glance, records.image(), folder)
     assert f"{records.IMAGE_ID}.acmap" not in names(folder)
 
 
-def test_image_that_is_not_ready_or_not_served_is_left_out(glance, folder):
+def test_unprepared_image_is_left_out(glance, folder):
     image = records.image(status="deactivated")
     assert image_export.export(glance, image, folder) is image_export.ExportOutcome.UNPREPARED
     glance.has_map = False
@@ -89,7 +89,7 @@ def test_image_that_is_not_ready_or_not_served_is_left_out(glance, folder):
     assert names(folder) == []
 
 
-def test_only_files_of_images_that_are_not_served_are_taken_out(folder):
+def test_only_files_of_unserved_images_are_removed(folder):
     for name in (f"{records.IMAGE_ID}.raw", f"{OTHER_ID}.raw", f"{OTHER_ID}.acmap", "notes.raw"):
         (folder / name).write_bytes(b"")
     assert image_export.remove_unserved(folder, {records.IMAGE_ID}) == [OTHER_ID]

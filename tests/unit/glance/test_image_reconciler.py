@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pass over all images finds, deletes and holds."""
+"""A reconcile pass over all images: its findings, deletions and memory."""
 
 import json
 import tracemalloc
@@ -30,7 +30,7 @@ def run(images: glance_client.GlanceClient, *, builds: bool = False) -> image_re
 def add_artefact(
     images: memory_images.MemoryImages, image: dict[str, Any], kind: Kind, **also: str
 ) -> dict[str, Any]:
-    """Let an image have an artefact, and point to it."""
+    """Give an image an artefact and a pointer to it."""
     record = artefacts.new_artefact(
         images.get_image(image["id"]),
         kind,
@@ -44,7 +44,7 @@ def add_artefact(
 
 
 def add_ready(images: memory_images.MemoryImages, **record: Any) -> dict[str, Any]:
-    """Add an image that is prepared and has its boot image."""
+    """Add a prepared image with its boot image."""
     image = images.add(b"image", **record)
     image |= {artefacts.STATE: "ready", artefacts.STATE_OF: image["id"]}
     image[artefacts.BOOT_STATE] = "ready"
@@ -53,7 +53,7 @@ def add_ready(images: memory_images.MemoryImages, **record: Any) -> dict[str, An
     return image
 
 
-def test_images_that_have_all_are_counted_and_left_alone(
+def test_complete_images_are_counted_and_left_unchanged(
     images: memory_images.MemoryImages,
 ) -> None:
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_images_that_have_all_are_counted_and_left_alone(
     assert (found.to_prepare, found.to_build, found.deleted) == ([], [], [])
 
 
-def test_what_is_to_be_done_comes_as_glance_lists_it(images: memory_images.MemoryImages) -> None:
+def test_work_is_returned_in_the_order_of_glance(images: memory_images.MemoryImages) -> None:
     hidden = images.add(b"1", created_at="2026-09-01T00:00:00Z", os_hidden=True)
     older, younger = (images.add(b"2", created_at=f"2026-0{n}-01T00:00:00Z") for n in (3, 4))
     expected = [younger["id"], older["id"], hidden["id"]]
@@ -88,7 +88,7 @@ def test_what_is_to_be_done_comes_as_glance_lists_it(images: memory_images.Memor
     ],
     ids=lambda altered: next(iter(altered)),
 )
-def test_image_whose_chunk_map_is_not_its_own_is_to_be_prepared(
+def test_image_with_a_foreign_chunk_map_is_prepared_again(
     images: memory_images.MemoryImages, altered: dict[str, str]
 ) -> None:
     image = add_ready(images)
@@ -97,14 +97,14 @@ def test_image_whose_chunk_map_is_not_its_own_is_to_be_prepared(
     assert image["id"] in run(images).to_prepare
 
 
-def test_image_whose_boot_image_is_a_stopgap_is_booted(images: memory_images.MemoryImages) -> None:
+def test_image_with_an_inherited_boot_image_is_built(images: memory_images.MemoryImages) -> None:
     image = add_ready(images)
     assert run(images, builds=True).to_build == []
     images.records[image[Kind.BOOT_IMAGE.pointer]][artefacts.ORIGIN] = "inherited"
     assert run(images, builds=True).to_build == [image["id"]]
 
 
-def test_artefacts_of_images_that_have_another_one_or_are_gone_are_deleted(
+def test_replaced_or_orphaned_artefacts_are_deleted(
     images: memory_images.MemoryImages,
 ) -> None:
     kept, gone = add_ready(images), add_ready(images)
@@ -120,7 +120,7 @@ def test_artefacts_of_images_that_have_another_one_or_are_gone_are_deleted(
 
 
 class Unlisted(memory_images.MemoryImages):
-    """Leaves out an image of its list that is there."""
+    """Leaves an existing image out of its list."""
 
     unlisted = ""
 
@@ -128,14 +128,14 @@ class Unlisted(memory_images.MemoryImages):
         return (one for one in super().list_images(sorted_by, **filters) if one.id != self.unlisted)
 
 
-def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None:
+def test_artefacts_are_deleted_only_after_a_second_check_of_their_image() -> None:
     images = Unlisted()
     images.unlisted = add_ready(images)["id"]
     assert run(images).deleted == []
 
 
 class Decoded(memory_images.MemoryImages):
-    """Gives records that share nothing with each other, as those are that came over a network."""
+    """Returns records that share no objects, like those from a network."""
 
     def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Image]:
         for image in super().list_images(sorted_by, **filters):
@@ -144,7 +144,7 @@ class Decoded(memory_images.MemoryImages):
 
 
 def peak_bytes_with(count: int) -> int:
-    """Return how much more memory a pass has at its peak than when it begins."""
+    """Return the additional memory of a pass at its peak."""
     images = Decoded()
     for _ in range(count):
         add_ready(images)
@@ -157,7 +157,7 @@ def peak_bytes_with(count: int) -> int:
         assert (found.images, found.deleted) == (count, [])
 
 
-def test_pass_holds_little_of_each_image_however_many_there_are() -> None:
-    peak_bytes_with(1)  # what is made once
+def test_memory_of_a_pass_grows_little_with_the_number_of_images() -> None:
+    peak_bytes_with(1)  # objects that are made once
     a_few, many = peak_bytes_with(100), peak_bytes_with(300)
     assert (many - a_few) / 200 < MOST_BYTES_OF_IMAGE

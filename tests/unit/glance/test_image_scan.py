@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why an image is not served follows from its record, its chunk map's, and what its store gives."""
+"""Why an image is not served: by its record, its chunk map's, and its store's response."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def cloud(ranges_of: image_scan.RangesOf = ranges_of, **given: Any) -> image_sca
         ({**REFUSED, "acstor_message": "of a later version"}, Reason.REFUSED, "other"),
     ],
 )
-def test_image_without_a_chunk_map_says_why(
+def test_image_without_a_chunk_map_has_a_reason(
     changed: dict[str, Any], reason: image_scan.ScanReason, detail: str
 ) -> None:
     assert standing(records.image(**changed))[:2] == (reason, detail)
@@ -74,7 +74,7 @@ def test_image_with_its_own_chunk_map_is_served() -> None:
         ({"status": "queued"}, Reason.NOT_MAPPED),
     ],
 )
-def test_chunk_map_that_is_not_its_own_does_not_count(
+def test_foreign_chunk_map_does_not_count(
     changed: dict[str, Any], reason: image_scan.ScanReason
 ) -> None:
     image = records.image()
@@ -84,7 +84,7 @@ def test_chunk_map_that_is_not_its_own_does_not_count(
     assert found.why
 
 
-def test_image_whose_store_gives_no_parts_says_which_and_what_was_answered() -> None:
+def test_image_in_a_store_without_ranges_names_store_and_response() -> None:
     image = records.image(stores="s3,rbd")
     for readable, reason in (
         (range_support.RangeSupport.WHOLE, Reason.NO_RANGES),
@@ -96,20 +96,20 @@ def test_image_whose_store_gives_no_parts_says_which_and_what_was_answered() -> 
         assert found == (reason, "s3,rbd", "it answers 400")
 
 
-def test_every_refusal_of_qcow2_has_its_name() -> None:
+def test_every_qcow2_refusal_has_a_label() -> None:
     for reason in qcow2_header.RefusalReason:
         message = f"{qcow2_header.Refused('image', reason, 'because').why}. Convert it"
         expected = reason.name.lower().replace("_", "-")
         assert image_scan.refusal_label(artefacts.fit_message(message)) == expected
 
 
-def test_what_oslo_utils_refuses_is_called_as_we_call_it() -> None:
+def test_refusals_of_oslo_utils_use_our_labels() -> None:
     assert format_check.BACKING_FILE == qcow2_header.RefusalReason.BACKING_FILE
     assert format_check.EXTERNAL_DATA == qcow2_header.RefusalReason.EXTERNAL_DATA
 
 
 class Listed(memory_images.MemoryImages):
-    """Images that count how often one is looked up."""
+    """Images that count their single lookups."""
 
     def __init__(self, *found: dict[str, Any]) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def image_id(number: int, of: str = "a") -> str:
 
 
 def mapped(number: int, **changed: Any) -> list[dict[str, Any]]:
-    """Return records of an image and its chunk map, whose ids are sorted the other way round."""
+    """Return records of an image and its chunk map, with ids in reverse order."""
     pointer = image_id(1000 - number, "b")
     image = {"id": image_id(number), "acstor_chunk_map": pointer}
     artefact = records.artefact_record(records.image(**image), id=pointer, **changed)
@@ -142,14 +142,14 @@ def is_image(record: dict[str, Any]) -> bool:
     return "acstor_kind" not in record
 
 
-def test_images_and_their_chunk_maps_are_found_together_without_a_look_at_each() -> None:
+def test_images_and_chunk_maps_are_joined_without_single_lookups() -> None:
     listed = Listed(*(record for number in range(250) for record in mapped(number)))
     assert count(listed) == {"served": 250}
     assert listed.looked_up == 0
 
 
 @pytest.mark.parametrize("name", ["aaa", "zzz", f"acstor chunk_map of {image_id(9)}"])
-def test_artefact_that_somebody_renamed_is_looked_up_and_keeps_no_other_from_being_found(
+def test_renamed_artefact_is_looked_up_and_hides_no_other(
     name: str,
 ) -> None:
     listed = Listed(*mapped(1), *mapped(2, name=name), *mapped(3))
@@ -157,20 +157,20 @@ def test_artefact_that_somebody_renamed_is_looked_up_and_keeps_no_other_from_bei
     assert listed.looked_up == 1
 
 
-def test_older_chunk_map_of_the_same_image_and_one_of_no_image_are_passed_over() -> None:
+def test_superseded_and_orphaned_chunk_maps_are_ignored() -> None:
     image, own = mapped(2)
     older = {**own, "id": image_id(7, "c")}
     orphan = mapped(1)[1]
     assert count(Listed(image, own, older, orphan, *mapped(3))) == {"served": 2}
 
 
-def test_pointer_to_nothing_and_to_another_images_map_count_as_not_mapped() -> None:
+def test_dangling_or_foreign_pointers_count_as_not_mapped() -> None:
     copied = records.record(id=image_id(5), acstor_chunk_map=mapped(1)[1]["id"])
     lost = records.record(id=image_id(6), acstor_chunk_map=image_id(6, "d"))
     assert count(Listed(*mapped(1), copied, lost)) == {"served": 1, "not-mapped": 2}
 
 
-def test_words_of_tenants_make_no_table_long_and_examples_are_few() -> None:
+def test_labels_and_examples_are_limited() -> None:
     odd = [records.record(id=image_id(n), disk_format=f"x{n}") for n in range(500)]
     rude = [records.record(id=image_id(900), disk_format="\x1b[31m")]
     counting = image_scan.ImageScan(Listed(*odd, *rude), ranges_of)
@@ -182,7 +182,7 @@ def test_words_of_tenants_make_no_table_long_and_examples_are_few() -> None:
     assert counting.is_healthy
 
 
-def test_what_somebody_must_look_after_is_not_well() -> None:
+def test_image_that_needs_an_operator_is_unhealthy() -> None:
     image, own = mapped(1)
     counting = image_scan.ImageScan(Listed({**image, "os_hash_value": "11" * 64}, own), ranges_of)
     list(counting.run())
@@ -194,13 +194,13 @@ def test_what_somebody_must_look_after_is_not_well() -> None:
 def converted_image(
     **changed: Any,
 ) -> tuple[image_record.Image, image_record.Image, image_record.Image]:
-    """Return an image of another format, its chunk map, and what it was converted to."""
+    """Return an image of another format, its chunk map, and its conversion."""
     image = records.image(disk_format="vmdk", stores="s3")
     kind = artefacts.Kind.CONVERTED
     return image, records.artefact(image), records.artefact(image, kind, stores="file", **changed)
 
 
-def test_image_of_another_format_is_served_by_what_it_was_converted_to() -> None:
+def test_image_of_another_format_is_served_by_its_conversion() -> None:
     image, own, made = converted_image()
     asked: list[image_record.Image] = []
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whatever happens in the plugin, Glance's import goes on; taskflow itself runs it here."""
+"""Glance's import continues under any fault of the plugin; taskflow itself runs it here."""
 
 import pathlib
 from typing import Any
@@ -20,7 +20,7 @@ from tests.fakes import qcow2_bombs
 
 
 class Wrapper:
-    """What Glance gives to plugins, for the image of :mod:`tests.fakes.glance_records`."""
+    """Glance's argument for plugins, for the image of :mod:`tests.fakes.glance_records`."""
 
     def __init__(self, **record: Any) -> None:
         self._record = records.record(status="importing", **record)
@@ -51,7 +51,7 @@ class Wrapper:
 
 @pytest.fixture
 def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
-    scope = "cloud"  # which asks nobody
+    scope = "cloud"  # needs no lookup
     conf = glance_options.conf(state_dir=tmp_path / "state", dedup_scope=scope)
     monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
     monkeypatch.setattr(import_plugin.PublishThread, "start", lambda thread: None)
@@ -67,7 +67,7 @@ def staged(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def run(wrapper: Wrapper, staged: pathlib.Path) -> None:
-    """Run the plugin's flow as Glance does, with the path that an earlier task provides."""
+    """Run the plugin's flow as Glance does, with the path from an earlier task."""
     run_task(
         import_plugin.get_flow(
             image_id=records.IMAGE_ID,
@@ -88,7 +88,7 @@ def waiting_maps(tmp_path: pathlib.Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "state/maps").iterdir())
 
 
-def test_staged_file_is_hashed_and_that_is_said(
+def test_staged_file_is_hashed_and_marked(
     conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     wrapper = Wrapper()
@@ -133,7 +133,7 @@ def test_empty_and_sparse_files_are_hashed(
 
 
 @pytest.mark.expect_log("not prepared: image")
-def test_image_that_costs_too_much_fails_for_good(
+def test_image_over_its_budget_fails_for_good(
     conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     staged.write_bytes(qcow2_bombs.aliased(1 << 40, stored_bytes=4096))
@@ -168,7 +168,7 @@ def test_staged_file_that_changes_is_left_to_the_listener(
 
 
 @pytest.mark.expect_log("left to the listener")
-def test_staged_file_that_is_gone_does_not_stop_the_import(
+def test_missing_staged_file_does_not_stop_the_import(
     conf: cfg.ConfigOpts, staged: pathlib.Path
 ) -> None:
     staged.unlink()
@@ -178,7 +178,7 @@ def test_staged_file_that_is_gone_does_not_stop_the_import(
 
 
 @pytest.mark.expect_log("left to the listener")
-def test_state_folder_that_cannot_be_made_does_not_stop_the_import(
+def test_unusable_state_folder_does_not_stop_the_import(
     conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "state").touch()
@@ -186,15 +186,13 @@ def test_state_folder_that_cannot_be_made_does_not_stop_the_import(
 
 
 @pytest.mark.expect_log("left to the listener")
-def test_image_that_is_gone_does_not_stop_the_import(
-    conf: cfg.ConfigOpts, staged: pathlib.Path
-) -> None:
+def test_missing_image_does_not_stop_the_import(conf: cfg.ConfigOpts, staged: pathlib.Path) -> None:
     wrapper = Wrapper()
     wrapper.is_broken = True
     run(wrapper, staged)
 
 
-def test_properties_that_the_tenant_may_not_set_do_not_stop_the_hashing(
+def test_protected_properties_do_not_stop_the_hashing(
     conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     class Protected(Wrapper):
@@ -205,7 +203,7 @@ def test_properties_that_the_tenant_may_not_set_do_not_stop_the_hashing(
     assert len(waiting_maps(tmp_path)) == 1
 
 
-def test_import_that_fails_later_leaves_no_map(
+def test_failed_import_leaves_no_map(
     conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     class Full(import_plugin.task.Task):
@@ -224,7 +222,7 @@ def test_import_that_fails_later_leaves_no_map(
 
 
 @pytest.mark.expect_log("left to the listener: .*auth_type: is not set")
-def test_private_image_whose_scope_nobody_tells_is_left_to_the_listener(
+def test_private_image_without_a_known_scope_is_left_to_the_listener(
     conf: cfg.ConfigOpts, staged: pathlib.Path
 ) -> None:
     conf.clear_override("dedup_scope", "acstor_glance")

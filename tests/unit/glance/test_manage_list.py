@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``acstor-glance-manage list`` shows of names that tenants chose."""
+"""Output of ``acstor-glance-manage list`` for names that tenants chose."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ EVIL = "a\x1b]52;c;cm0=\x07\nimage 7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11  state r
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_names_of_tenants_forge_no_rows_and_do_nothing_to_a_terminal(tmp_path, capsys, is_json):
+def test_control_characters_in_image_names_are_replaced(tmp_path, capsys, is_json):
     images = memory_images.MemoryImages()
     images.add(b"x" * 65536, name=EVIL)
     tool = manage.Tool.__new__(manage.Tool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A waiting map becomes the finished one when the image's hash is known, or is no use at all."""
+"""A spooled map is finished once the image's hash is known, or dropped."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ def waiting(tmp_path: pathlib.Path) -> map_spool.MapSpool:
     return made
 
 
-def test_waiting_map_is_bound_to_the_hash_that_glance_found(waiting: map_spool.MapSpool) -> None:
+def test_spooled_map_is_bound_to_the_hash_of_glance(waiting: map_spool.MapSpool) -> None:
     image = records.image()
     with pytest.raises(errors.ChunkMapFormatError, match="made for other bytes"):
         artefacts.parse_chunk_map(image, waiting.map_path(IMAGE_ID).read_bytes())
@@ -34,13 +34,13 @@ def test_waiting_map_is_bound_to_the_hash_that_glance_found(waiting: map_spool.M
     assert len(found) == -(-len(records.BYTES) // 16384)
 
 
-def test_map_of_other_bytes_than_were_imported_is_no_use(waiting: map_spool.MapSpool) -> None:
+def test_map_of_another_size_than_the_image_is_not_used(waiting: map_spool.MapSpool) -> None:
     with waiting.finished_map(records.image(size=len(records.BYTES) + 1), ()) as file:
         assert file is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x89acmap", b"x" * 500])
-def test_damaged_map_is_no_use(waiting: map_spool.MapSpool, damage: bytes) -> None:
+def test_damaged_map_is_not_used(waiting: map_spool.MapSpool, damage: bytes) -> None:
     waiting.map_path(IMAGE_ID).write_bytes(damage)
     with waiting.finished_map(records.image(), ()) as file:
         assert file is None
@@ -51,19 +51,19 @@ def test_image_without_a_map_has_none(tmp_path: pathlib.Path) -> None:
         assert file is None
 
 
-def test_nobody_else_may_look_at_the_spool(tmp_path: pathlib.Path) -> None:
+def test_spool_is_private_to_its_user(tmp_path: pathlib.Path) -> None:
     map_spool.MapSpool(tmp_path)
     assert (tmp_path / "maps").stat().st_mode & 0o777 == 0o700
 
 
-def test_what_nobody_came_for_is_removed(waiting: map_spool.MapSpool) -> None:
+def test_old_map_is_removed(waiting: map_spool.MapSpool) -> None:
     assert waiting.remove_older(60.0) == 0
     os.utime(waiting.map_path(IMAGE_ID), (0, 0))
     assert waiting.remove_older(60.0) == 1
     assert not waiting.map_path(IMAGE_ID).exists()
 
 
-def test_spool_that_cannot_be_made_is_said(tmp_path: pathlib.Path) -> None:
+def test_error_of_an_unusable_spool_names_the_option(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.Unusable, match="state_dir"):
         map_spool.MapSpool(tmp_path / "file")

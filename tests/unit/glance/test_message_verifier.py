@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the listener believes of what the message bus brings, and what not."""
+"""The listener's verification of messages from the bus."""
 
 import msgspec
 import pytest
@@ -60,7 +60,7 @@ def sent(message, by=H1, purpose=signing.TRACE):
     )
 
 
-def test_a_host_is_believed_about_its_own_boots(listener):
+def test_signed_trace_of_a_host_is_accepted(listener):
     assert listener.verify_trace(sent(trace())) == trace()
 
 
@@ -77,19 +77,19 @@ def test_a_host_is_believed_about_its_own_boots(listener):
         (sent(trace(recorded_s=NOW_S + 2 * DAY_S)), "-172800 s ago"),
     ],
 )
-def test_a_trace_that_proves_nothing_is_refused(listener, payload, why):
+def test_unproven_trace_is_refused(listener, payload, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
         listener.verify_trace(payload)
 
 
 @pytest.mark.parametrize("payload", [None, 7, [], {}, {"trace": [1]}, {"payload": "{}"}])
-def test_what_is_no_message_is_refused(listener, payload):
+def test_malformed_message_is_refused(listener, payload):
     for opened in (listener.verify_trace, listener.verify_request):
         with pytest.raises(errors.RemoteProtocolError):
             opened(payload)
 
 
-def test_a_signed_trace_that_makes_no_sense_is_refused(listener):
+def test_invalid_signed_trace_is_refused(listener):
     good = msgspec.to_builtins(trace())
     for wrong in ({"trace": ()}, {"trace": (99,)}, {"host": ""}, {"image_id": "../x"}):
         data = msgspec.json.encode(good | wrong)
@@ -99,13 +99,13 @@ def test_a_signed_trace_that_makes_no_sense_is_refused(listener):
             listener.verify_trace(decision_messages.encode(signed))
 
 
-def test_a_certificate_that_has_ended_counts_while_nobody_could_renew_it(listener):
+def test_expired_certificate_is_accepted_within_its_grace_time(listener):
     listener.now_s = NOW_S + 7 * DAY_S
     late = trace(recorded_s=listener.now_s)
     assert listener.verify_trace(sent(late)) == late
 
 
-def test_a_host_that_was_revoked_is_believed_no_more(listener):
+def test_revoked_host_is_refused_until_it_has_a_new_certificate(listener):
     listener.trust = listener.trust._replace(revoked={"h1": int(NOW_S)})
     with pytest.raises(errors.NotAuthenticated, match="revoked"):
         listener.verify_trace(sent(trace()))
@@ -114,7 +114,7 @@ def test_a_host_that_was_revoked_is_believed_no_more(listener):
     assert listener.verify_trace(sent(trace(), again)) == trace()
 
 
-def test_one_host_may_send_so_many_traces_and_takes_no_turn_of_others(listener):
+def test_traces_are_rate_limited_for_each_host(listener):
     payload, other = sent(trace()), sent(trace("h2"), KEYS.host("h2"))
     for _ in range(message_verifier.TRACE_BURST):
         listener.verify_trace(payload)
@@ -138,7 +138,7 @@ def test_rates_of_hosts_take_bounded_memory(listener):
     assert len(verifier._rates) == 3
 
 
-def test_before_anybody_is_known_nobody_is_believed(listener):
+def test_messages_are_refused_before_any_key_is_known(listener):
     listener.trust = trust_store.NO_TRUST
     with pytest.raises(errors.NotAuthenticated, match="no authority is known here yet"):
         listener.verify_trace(sent(trace()))
@@ -146,7 +146,7 @@ def test_before_anybody_is_known_nobody_is_believed(listener):
         listener.verify_request(decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S)))
 
 
-def test_the_decision_service_is_believed_once_for_each_request(listener):
+def test_request_of_the_decision_service_is_accepted_once(listener):
     payload = decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S))
     assert listener.verify_request(payload) == WANTED
     with pytest.raises(errors.NotAuthenticated, match="it was taken before"):
@@ -174,6 +174,6 @@ def test_the_decision_service_is_believed_once_for_each_request(listener):
         ),
     ],
 )
-def test_a_request_that_proves_nothing_is_refused(listener, signed):
+def test_unproven_request_is_refused(listener, signed):
     with pytest.raises(errors.NotAuthenticated):
         listener.verify_request(decision_messages.encode(signed))

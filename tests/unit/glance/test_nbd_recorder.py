@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The export tells every read, and whatever a client sends costs its own connection only."""
+"""The export records every read, and a bad client harms only its own connection."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ SIZE = 100_352  # whole sectors
 
 
 class Client:
-    """A client of NBD that says what it is told to."""
+    """An NBD client that sends given bytes."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -72,7 +72,7 @@ def client(tmp_path: pathlib.Path, reads: list[tuple[int, int]]) -> Iterator[Cli
 
 
 class Disk:
-    """The bytes of a file, and zeros behind them."""
+    """The bytes of a file, followed by zeros."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -101,7 +101,7 @@ class serving:
         os.close(self.image)
 
 
-def test_reads_are_answered_and_told_in_their_order(client, reads):
+def test_reads_are_answered_and_recorded_in_order(client, reads):
     client.go()
     assert client.read(512, 1024) == (0, DATA[512:1536])
     assert client.read(0, 512) == (0, DATA[:512])
@@ -109,14 +109,14 @@ def test_reads_are_answered_and_told_in_their_order(client, reads):
     assert reads == [(512, 1024), (0, 512), (SIZE - 512, 512)]
 
 
-def test_old_way_of_choosing_the_export_works_too(client):
+def test_old_style_export_name_option_works(client):
     client.greet()
     client.option(1, b"")
     assert client.take(10) == struct.pack(">QH", SIZE, 3)
     assert client.read(0, 512) == (0, DATA[:512])
 
 
-def test_options_that_are_not_known_are_declined(client):
+def test_unknown_options_are_declined(client):
     client.greet()
     client.option(8)  # structured replies
     assert client.reply() == (8, (1 << 31) + 1, b"")
@@ -131,7 +131,7 @@ def test_options_that_are_not_known_are_declined(client):
     ("offset", "length"),
     [(SIZE, 512), (SIZE - 512, 1024), (0, 0), (0, (32 << 20) + 1), (2**64 - 512, 1024)],
 )
-def test_read_that_no_image_has_is_refused_and_not_told(client, reads, offset, length):
+def test_out_of_range_read_is_refused_and_not_recorded(client, reads, offset, length):
     client.go()
     assert client.read(offset, length) == (22, b"")
     assert client.read(0, 512)[0] == 0
@@ -147,7 +147,7 @@ def test_other_commands_are_refused_and_writes_end_the_connection(client, reads)
     assert reads == []
 
 
-def test_client_that_says_good_bye_is_let_go(client):
+def test_disconnect_request_closes_the_connection(client):
     client.go()
     client.request(2, 0, 0)
     assert client.link.recv(1) == b""
@@ -155,7 +155,7 @@ def test_client_that_says_good_bye_is_let_go(client):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(raw=st.binary(max_size=80), after=st.sampled_from(["nothing", "greeting", "go"]))
-def test_rubbish_ends_the_connection_and_the_export_ends_in_time(tmp_path, raw, after):
+def test_garbage_closes_the_connection_and_the_export_ends_in_time(tmp_path, raw, after):
     server = serving(tmp_path, [])
     with server as client, contextlib.suppress(ConnectionError):
         if after == "greeting":
@@ -169,7 +169,7 @@ def test_rubbish_ends_the_connection_and_the_export_ends_in_time(tmp_path, raw, 
     assert not server.export._thread.is_alive()
 
 
-def test_export_that_nobody_uses_ends(tmp_path):
+def test_unused_export_ends(tmp_path):
     (tmp_path / "image").write_bytes(DATA)
     with (tmp_path / "image").open("rb") as image:
         disk = Disk(image.fileno())

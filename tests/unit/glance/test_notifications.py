@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A message names images to look at, and whatever else it says is not believed."""
+"""A notification names images to check; its other content is not trusted."""
 
 import pathlib
 import threading
@@ -36,7 +36,7 @@ def test_message_that_names_no_image_is_dropped(payload: object) -> None:
     assert images_of("image.delete", payload) == []
 
 
-def test_endpoint_passes_images_on_and_takes_the_message() -> None:
+def test_endpoint_passes_images_on_and_acknowledges_the_message() -> None:
     seen: list[tuple[str, str]] = []
     endpoint = notifications.Endpoint(lambda event, image_id: seen.append((event, image_id)))
     payload = {"id": OTHER_ID}
@@ -53,12 +53,12 @@ def test_endpoint_passes_images_on_and_takes_the_message() -> None:
         ("image.update.x", False),
     ],
 )
-def test_only_what_changes_images_is_taken(event: str, is_taken: bool) -> None:
+def test_only_events_that_change_images_are_handled(event: str, is_taken: bool) -> None:
     rule = notifications.Endpoint.filter_rule
     assert rule.match({}, "image.host", event, {}, {}) is is_taken
 
 
-def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
+def test_notifications_on_the_configured_topics_are_received(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "listener.conf"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model of a host's page cache: what holds for any guest."""
+"""The model of a host's page cache: properties for any guest."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def pages_of(extent: page_cache_model.Extent) -> range:
 
 
 @given(reads)
-def test_each_page_of_the_image_is_asked_for_once_and_what_is_read_always(
+def test_each_page_is_read_once_and_requested_ones_always(
     wanted: list[page_cache_model.Extent],
 ) -> None:
     cache, here = page_cache_model.PageCacheModel(SIZE_BYTES), set[int]()
@@ -41,7 +41,7 @@ def test_each_page_of_the_image_is_asked_for_once_and_what_is_read_always(
         assert len(new) <= 2 * read_pages + 2 * page_cache_model.WINDOW_PAGES
 
 
-def test_who_reads_here_and_there_gets_that_alone() -> None:
+def test_random_reads_start_no_read_ahead() -> None:
     cache = page_cache_model.PageCacheModel(64 * geometry.MIB)
     for number in range(1, 60):
         offset = (number * 7919) % 16_000 * PAGE
@@ -49,7 +49,7 @@ def test_who_reads_here_and_there_gets_that_alone() -> None:
 
 
 @pytest.mark.parametrize("length", [PAGE, 4 * PAGE, 16 * PAGE, WINDOW_BYTES])
-def test_who_reads_in_order_is_a_window_ahead_at_most(length: int) -> None:
+def test_sequential_reads_are_at_most_one_window_ahead(length: int) -> None:
     cache = page_cache_model.PageCacheModel(64 * geometry.MIB)
     came = 0
     for offset in range(0, 4 * geometry.MIB, length):
@@ -58,7 +58,7 @@ def test_who_reads_in_order_is_a_window_ahead_at_most(length: int) -> None:
     assert came > 4 * geometry.MIB  # it reads ahead
 
 
-def test_reads_of_two_that_read_in_order_are_told_apart() -> None:
+def test_two_sequential_streams_are_distinguished() -> None:
     cache = page_cache_model.PageCacheModel(64 * geometry.MIB)
     came = 0
     for step in range(256):

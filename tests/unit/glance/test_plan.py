@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image needs follows from its record, and is nothing once it was done."""
+"""The next step for an image follows from its record, and is nothing after it was done."""
 
 import datetime
 
@@ -42,7 +42,7 @@ def test_chunk_map_without_the_state_is_finished() -> None:
     assert step(image, records.artefact(image)) is plan.Step.PREPARE
 
 
-def test_every_wanted_artefact_must_be_there() -> None:
+def test_every_desired_artefact_must_exist() -> None:
     both = plan.DesiredArtefacts({kind: records.VERSIONS[kind] for kind in (CHUNK_MAP, BOOT_IMAGE)})
     image = records.image(**POINTER, **READY)
     found = {ids.ImageId(records.ARTEFACT_ID): records.artefact(image)}
@@ -54,7 +54,7 @@ def test_every_wanted_artefact_must_be_there() -> None:
     assert complete.step is plan.Step.NOTHING
 
 
-def test_image_that_claims_to_be_ready_is_prepared_all_the_same() -> None:
+def test_image_that_falsely_claims_to_be_ready_is_prepared() -> None:
     assert step(records.image(**READY)) is plan.Step.PREPARE
     assert step(records.image(**POINTER, **READY)) is plan.Step.PREPARE
 
@@ -74,18 +74,18 @@ def test_image_with_a_foreign_chunk_map_is_prepared(altered: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("status", ["queued", "saving", "importing", "deactivated", "killed"])
-def test_image_that_is_not_active_is_left_alone(status: str) -> None:
+def test_inactive_image_is_left_unchanged(status: str) -> None:
     assert step(records.image(status=status)) is plan.Step.NOTHING
 
 
-def test_artefact_is_left_alone_and_a_tenants_lookalike_is_not() -> None:
+def test_artefact_is_ignored_and_a_forged_one_is_prepared_as_an_image() -> None:
     artefact = records.artefact(records.image())
     assert step(artefact) is plan.Step.NOTHING
     lookalike = records.image(acstor_kind="chunk_map", acstor_image_id=OTHER_ID)
     assert step(lookalike) is plan.Step.PREPARE
 
 
-def test_artefact_of_another_service_project_is_left_alone() -> None:
+def test_artefact_of_another_service_project_is_ignored() -> None:
     image = records.image()
     secret = artefacts.new_secret(records.SERVICE_PROJECT)
     for made in (records.artefact_record(image), secret):
@@ -93,7 +93,7 @@ def test_artefact_of_another_service_project_is_left_alone() -> None:
         assert step(image_record.Image.from_record(anothers)) is plan.Step.NOTHING
 
 
-def test_image_that_is_not_served_is_refused_once() -> None:
+def test_unserved_image_is_refused_once() -> None:
     image = records.image(disk_format="vmdk")
     refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
     assert refusal.step is plan.Step.REFUSE
@@ -122,11 +122,11 @@ def test_failed_image_waits_for_its_next_attempt(retry: str, expected: plan.Step
     assert step(with_map, records.artefact(with_map)) is expected
 
 
-def test_image_whose_bytes_were_refused_is_never_read_again() -> None:
+def test_image_with_refused_bytes_is_never_read_again() -> None:
     assert step(records.image(**failed("1 never", "refused"))) is plan.Step.WAIT
 
 
-def test_failure_copied_onto_a_snapshot_does_not_keep_it_waiting() -> None:
+def test_failure_copied_onto_a_snapshot_does_not_delay_it() -> None:
     snapshot = records.image(id=OTHER_ID, **failed("9 never"))
     assert step(snapshot) is plan.Step.PREPARE
 
@@ -152,7 +152,7 @@ def test_artefact_in_use_is_no_orphan() -> None:
     assert orphan(records.artefact(image, created_at="2026-01-01T00:00:00Z"), image) == ""
 
 
-def test_artefact_whose_image_is_gone_is_an_orphan_at_once() -> None:
+def test_artefact_of_a_deleted_image_is_an_orphan_at_once() -> None:
     artefact = records.artefact(records.image(), created_at="2026-11-20T11:59:59Z")
     assert orphan(artefact) == f"image {records.IMAGE_ID} does not exist"
 
@@ -166,7 +166,7 @@ def test_artefact_without_a_pointer_is_given_time(made: str, is_orphan: bool) ->
     assert bool(orphan(records.artefact(image, created_at=made), image)) is is_orphan
 
 
-def test_artefact_of_a_kind_of_tomorrow_is_kept() -> None:
+def test_artefact_of_an_unknown_kind_is_kept() -> None:
     image = records.image()
     later = records.artefact(image, acstor_kind="dream", created_at="2026-01-01T00:00:00Z")
     assert orphan(later, image) == ""
@@ -189,7 +189,7 @@ def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
     assert due(image, records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)) is None
 
 
-def test_build_that_another_image_failed_at_is_not_this_ones() -> None:
+def test_failed_build_copied_from_another_image_does_not_count() -> None:
     copied = {**READY, "acstor_state_of": OTHER_ID, "acstor_boot_retry": "1 never"}
     assert plan.next_boot_image_build(records.image(**copied), {}, records.SERVICE_PROJECT) is None
-    assert step(records.image(**copied)) is plan.Step.PREPARE  # which forgets it
+    assert step(records.image(**copied)) is plan.Step.PREPARE  # which clears it

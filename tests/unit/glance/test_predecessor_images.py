@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What came before an image, and its first boot image out of what that one's boots read."""
+"""Predecessors of an image, and its first boot image from the boots of its predecessor."""
 
 import random
 from typing import Any
@@ -53,7 +53,7 @@ def prepare(images: memory_images.MemoryImages, conf: cfg.ConfigOpts) -> Any:
 
 
 def boot(made: boot_image_maker.BootImageMaker, image: dict[str, Any], *trace: int) -> bool:
-    """Let a host record a boot, and make what can be made of it."""
+    """Let a host record a boot, and make a boot image from it."""
     size = image["size"]
     told = trace_message.BootTrace(
         host="h1", image_id=image["id"], size_bytes=size, chunk_bytes=CHUNK, trace=trace
@@ -62,7 +62,7 @@ def boot(made: boot_image_maker.BootImageMaker, image: dict[str, Any], *trace: i
 
 
 def trace_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> list[int]:
-    """Return what an image's boot image holds; that is checked against its chunk map."""
+    """Return the trace of an image's boot image, checked against its chunk map."""
     boot_image, its_map = (images.data[image[kind.pointer]] for kind in (BOOT_IMAGE, CHUNK_MAP))
     found = chunk_map.ChunkMap.parse(its_map, "the map")
     return list(
@@ -88,23 +88,21 @@ def origin(images: memory_images.MemoryImages, image: dict[str, Any]) -> str:
         ({"name": "a", **DEBIAN}, {"name": "b", **DEBIAN, "hw_firmware_type": "uefi"}, False),
         ({"name": ""}, {"name": ""}, False),
         ({"name": "a"}, {"name": "b", "base_image_ref": records.IMAGE_ID}, True),
-        ({"owner": "b" * 32}, {}, False),  # another project's boots are not told
-        (NEW, {}, False),  # it came later, or is the image itself
+        ({"owner": "b" * 32}, {}, False),  # another project's boots stay secret
+        (NEW, {}, False),  # it is younger, or the image itself
     ],
 )
-def test_image_came_before_another_one_of_its_family(older, younger, is_one):
+def test_predecessor_is_an_older_image_of_the_same_family(older, younger, is_one):
     other = records.image(**{**OLD, **older})
     image = records.image(**{**NEW, "id": records.ARTEFACT_ID, **younger})
     assert predecessor_images.is_predecessor(other, image) is is_one
 
 
-def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agree(
-    images, made, prepare
-):
+def test_new_version_inherits_the_boot_image_for_equal_chunks(images, made, prepare):
     first = prepare(chunks(*range(40)), **OLD)
     assert boot(made, first, *BOOTED)
     moved = [*range(100, 105), *range(35)]  # five chunks more in front, the last ones gone
-    moved[5 + 20] = 999  # and one that is new
+    moved[5 + 20] = 999  # and a new one
     second = prepare(chunks(*moved), **NEW)
     assert made.make_boot_image(ids.parse_image_id(second["id"]))
     assert trace_of(images, second) == [n + 5 for n in BOOTED if n != 20]
@@ -124,9 +122,7 @@ def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agr
     assert artefacts.revision_of(found) == 2  # so agents take it
 
 
-def test_its_own_takes_the_place_of_an_inherited_one_though_they_hardly_differ(
-    images, made, prepare
-):
+def test_own_boot_image_replaces_an_inherited_one(images, made, prepare):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     second = prepare(chunks(*range(41)), **NEW)
     assert made.make_boot_image(ids.parse_image_id(second["id"]))
@@ -134,13 +130,13 @@ def test_its_own_takes_the_place_of_an_inherited_one_though_they_hardly_differ(
     assert origin(images, second) == "recorded"
 
 
-def test_image_that_inherits_one_and_cannot_be_built_has_one(images, made, conf, prepare):
+def test_unbootable_image_keeps_its_inherited_boot_image(images, made, conf, prepare):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     arm = prepare(chunks(*range(41)), name="debian", hw_architecture="aarch64", **NEW)
     both = boot_image_maker.BootImageMaker(
         images, conf, build_modes.BuildModes(builds=True, records=True)
     )
-    assert both.make_boot_image(ids.parse_image_id(arm["id"]))  # so hosts are told of it
+    assert both.make_boot_image(ids.parse_image_id(arm["id"]))  # so it is announced to hosts
     assert (origin(images, arm), arm["acstor_boot_state"]) == ("inherited", "unbootable")
     assert not both.make_boot_image(ids.parse_image_id(arm["id"]))
 
@@ -152,14 +148,14 @@ def test_images_with_little_in_common_inherit_nothing(images, made, prepare):
     assert BOOT_IMAGE.pointer not in image
 
 
-def test_other_projects_learn_nothing_of_boots(images, made, prepare):
+def test_images_of_other_projects_inherit_nothing(images, made, prepare):
     public = prepare(chunks(*range(40)), visibility="public", owner="a" * 32, **OLD)
     assert boot(made, public, *BOOTED)
     other = prepare(chunks(*range(40)), visibility="public", owner="b" * 32, **NEW)
     assert not made.make_boot_image(ids.parse_image_id(other["id"]))
 
 
-def test_of_many_predecessors_the_youngest_with_a_boot_image_counts(images, made, prepare):
+def test_youngest_predecessor_with_a_boot_image_is_used(images, made, prepare):
     first = prepare(chunks(*range(40)), created_at="2025-01-01T00:00:00Z")
     assert boot(made, first, *BOOTED)
     second = prepare(chunks(*range(50, 90)), created_at="2025-06-01T00:00:00Z")
@@ -171,7 +167,7 @@ def test_of_many_predecessors_the_youngest_with_a_boot_image_counts(images, made
 
 
 @pytest.mark.parametrize("kind", [artefacts.Kind.CHUNK_MAP, BOOT_IMAGE])
-def test_damaged_artefact_of_the_one_before_harms_nobody(images, made, prepare, kind):
+def test_damaged_artefact_of_the_predecessor_is_ignored(images, made, prepare, kind):
     first = prepare(chunks(*range(40)), **OLD)
     assert boot(made, first, *BOOTED)
     pointer = first[kind.pointer]
@@ -181,7 +177,7 @@ def test_damaged_artefact_of_the_one_before_harms_nobody(images, made, prepare, 
     assert image["acstor_state"] == "ready" and BOOT_IMAGE.pointer not in image
 
 
-def test_glance_that_is_away_meanwhile_is_told_and_tried_again(images, made, prepare, monkeypatch):
+def test_outage_of_glance_is_reported_and_the_work_retried(images, made, prepare, monkeypatch):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     image = prepare(chunks(*range(40)), **NEW)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A map is made of an image that holds still, or not at all, however often the run is stopped."""
+"""A map is made only of an unchanging image, however often the run is interrupted."""
 
 import bisect
 import errno
@@ -34,7 +34,7 @@ class Stop(Exception):
 
 @pytest.fixture
 def image(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Ten records and a bit: data, zeros that are written, a hole, a short last chunk."""
+    """Ten records and a bit: data, written zeros, a hole, a short last chunk."""
     path = tmp_path / "image.raw"
     dice = random.Random(3)
     with path.open("wb") as file:
@@ -98,7 +98,7 @@ def test_every_chunk_gets_its_cid(image: pathlib.Path, chunk_bytes: int, workers
     assert {path.name for path in image.parent.iterdir()} == {"image.raw", "image.acmap"}
 
 
-def test_chunks_larger_than_a_read_are_hashed_whole(image: pathlib.Path) -> None:
+def test_chunks_larger_than_a_read_are_hashed_completely(image: pathlib.Path) -> None:
     make(image, chunk_bytes=RECORD, sizes=SIZES._replace(read=CHUNK))
     assert cids_of(map_of(image)) == expected_cids(image, RECORD)
 
@@ -166,7 +166,7 @@ def test_chunks_are_the_same_with_and_without_the_image_s_hash(
 
 
 @pytest.mark.parametrize("at", [0, CHUNK * 20 + 7, -1])
-def test_image_that_glance_has_another_hash_of_leaves_no_map(image: pathlib.Path, at: int) -> None:
+def test_image_with_another_hash_in_glance_leaves_no_map(image: pathlib.Path, at: int) -> None:
     raw = bytearray(image.read_bytes())
     raw[at] ^= 1
     os_hash = chunk_map.OsHash("sha512", hashlib.sha512(raw).digest())
@@ -175,7 +175,7 @@ def test_image_that_glance_has_another_hash_of_leaves_no_map(image: pathlib.Path
     assert not map_of(image).exists() and not part_of(image).exists()
 
 
-def test_hash_of_an_image_with_holes_is_that_of_its_zeros(tmp_path: pathlib.Path) -> None:
+def test_hash_of_an_image_with_holes_includes_its_zeros(tmp_path: pathlib.Path) -> None:
     image = tmp_path / "image.raw"
     with image.open("wb") as file:
         file.truncate(9 * CHUNK + 100)
@@ -206,7 +206,7 @@ def test_stopped_run_hashes_the_image_from_its_start_and_keeps_the_chunks(
 
 
 @pytest.mark.expect_log("its chunking or its names changed; starting over")
-def test_log_of_other_names_is_started_over(image: pathlib.Path) -> None:
+def test_log_of_another_naming_is_restarted(image: pathlib.Path) -> None:
     stop_run(image)
     key = ids.ScopeKey(b"k" * 32)
     assert make(image, naming=deduplication.Naming(key)).resumed_chunks == 0
@@ -219,7 +219,7 @@ def test_log_of_other_names_is_started_over(image: pathlib.Path) -> None:
     assert map_of(image).stat().st_mode & 0o777 == 0o600
 
 
-def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
+def test_stopped_run_is_resumed(image: pathlib.Path) -> None:
     stop_run(image, 5 * RECORD)
     before = bytes_read_so_far()
     summary = make(image, workers=1)
@@ -231,7 +231,7 @@ def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
     assert not part_of(image).exists()
 
 
-def test_damaged_log_is_used_as_far_as_it_is_sound(image: pathlib.Path) -> None:
+def test_damaged_log_is_used_up_to_its_first_fault(image: pathlib.Path) -> None:
     stop_run(image, 3 * RECORD)
     log = part_of(image).read_bytes()
     cids = expected_cids(image)
@@ -252,7 +252,7 @@ def test_damaged_log_is_used_as_far_as_it_is_sound(image: pathlib.Path) -> None:
 
 
 @pytest.mark.expect_log("image.acmap.part: the image, its chunking .* starting over")
-def test_image_that_changed_between_runs_is_started_over(image: pathlib.Path) -> None:
+def test_image_changed_between_runs_is_restarted(image: pathlib.Path) -> None:
     stop_run(image)
     with image.open("r+b") as file:
         file.write(b"another beginning")
@@ -263,7 +263,7 @@ def test_image_that_changed_between_runs_is_started_over(image: pathlib.Path) ->
 
 @pytest.mark.expect_log("starting over")
 @pytest.mark.parametrize("cut", [1, 40, 70])
-def test_log_torn_in_its_header_is_started_over(image: pathlib.Path, cut: int) -> None:
+def test_log_truncated_in_its_header_is_restarted(image: pathlib.Path, cut: int) -> None:
     stop_run(image)
     part_of(image).write_bytes(part_of(image).read_bytes()[:cut])
     assert make(image).resumed_chunks == 0
@@ -271,13 +271,13 @@ def test_log_torn_in_its_header_is_started_over(image: pathlib.Path, cut: int) -
 
 
 @pytest.mark.expect_log("its chunking or its names changed; starting over")
-def test_other_chunk_size_is_started_over(image: pathlib.Path) -> None:
+def test_another_chunk_size_restarts_the_log(image: pathlib.Path) -> None:
     stop_run(image)
     assert make(image, chunk_bytes=2 * CHUNK).resumed_chunks == 0
     assert cids_of(map_of(image)) == expected_cids(image, 2 * CHUNK)
 
 
-def test_log_holds_between_runs_of_another_image_id_or_hash(image: pathlib.Path) -> None:
+def test_log_is_reused_for_another_image_id_or_hash(image: pathlib.Path) -> None:
     stop_run(image)
     other = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
     summary = prehash.prehash(image, map_of(image), other, chunk_bytes=CHUNK, sizes=SIZES)
@@ -295,7 +295,7 @@ def cut_short(image: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("change", [write_at, cut_short])
-def test_image_that_changes_meanwhile_leaves_no_map(
+def test_image_changed_during_the_run_leaves_no_map(
     image: pathlib.Path, change: Callable[[pathlib.Path], None]
 ) -> None:
     def progress(done_bytes: int) -> None:
@@ -307,7 +307,7 @@ def test_image_that_changes_meanwhile_leaves_no_map(
     assert list(image.parent.iterdir()) == [image]
 
 
-def test_one_map_is_not_made_twice_at_once(image: pathlib.Path) -> None:
+def test_concurrent_run_for_the_same_map_is_refused(image: pathlib.Path) -> None:
     def progress(done_bytes: int) -> None:
         with pytest.raises(errors.Unusable, match="another process is making this map right now"):
             make(image)
@@ -316,7 +316,7 @@ def test_one_map_is_not_made_twice_at_once(image: pathlib.Path) -> None:
     assert cids_of(map_of(image)) == expected_cids(image)
 
 
-def test_log_that_another_process_finished_is_not_used(
+def test_log_finished_by_another_process_is_not_used(
     image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def finish_first(*arguments: object) -> None:
@@ -327,7 +327,7 @@ def test_log_that_another_process_finished_is_not_used(
         make(image)
 
 
-def test_file_that_is_no_log_is_left_alone(image: pathlib.Path) -> None:
+def test_file_that_is_no_log_is_not_overwritten(image: pathlib.Path) -> None:
     part_of(image).write_bytes(b"somebody's letters")
     with pytest.raises(errors.Unusable, match=r"image\.acmap\.part: exists"):
         make(image)
@@ -374,7 +374,7 @@ def test_failed_write_leaves_the_old_map_and_the_progress(
     ],
     ids=["qcow2", "vmdk", "vhdx", "vdi", "vhd", "qed"],
 )
-def test_image_that_is_not_raw_is_refused(tmp_path: pathlib.Path, head: bytes, name: str) -> None:
+def test_image_of_another_format_is_refused(tmp_path: pathlib.Path, head: bytes, name: str) -> None:
     image = tmp_path / "image.raw"
     image.write_bytes(head.ljust(2 * geometry.MIB, b"\0"))
     with pytest.raises(errors.NotRaw, match=f"its format is {name}, but .*qemu-img convert"):
@@ -382,7 +382,7 @@ def test_image_that_is_not_raw_is_refused(tmp_path: pathlib.Path, head: bytes, n
     assert list(tmp_path.iterdir()) == [image]
 
 
-def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_missing_or_special_file_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.Unusable, match="nowhere: No such file"):
         make(tmp_path / "nowhere")
     with pytest.raises(errors.Unusable, match="Is a directory"):
@@ -391,7 +391,7 @@ def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
         prehash.prehash("/dev/zero", tmp_path / "m", IMAGE_ID)
 
 
-def test_map_that_cannot_be_written_is_told_before_hashing(image: pathlib.Path) -> None:
+def test_unwritable_map_is_refused_before_hashing(image: pathlib.Path) -> None:
     with pytest.raises(errors.Unusable, match=r"nowhere/m\.part: No such file"):
         prehash.prehash(image, image.parent / "nowhere" / "m", IMAGE_ID)
     with pytest.raises(errors.Unusable, match="exists and is not a regular file"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image may cost grows with its uploaded bytes, and what costs more is refused in words."""
+"""The budget of an image's preparation grows with its uploaded bytes; excess is refused."""
 
 from collections.abc import Iterator
 
@@ -20,21 +20,21 @@ def made(uploaded_bytes: float, ratio: int = 64, clock: manual_clock.ManualClock
     )
 
 
-def test_decoded_bytes_are_bounded_by_a_ratio_to_uploaded_ones() -> None:
+def test_decoded_bytes_are_limited_by_a_ratio_to_uploaded_bytes() -> None:
     spent = made(10 * MIB)
     spent.charge_decoded(640 * MIB, 1.0)
     with pytest.raises(errors.LimitExceeded, match=r"max_expansion_ratio \(64\)"):
         spent.charge_decoded(1, 0.0)
 
 
-def test_small_image_may_decode_to_something() -> None:
+def test_small_image_has_a_minimum_budget() -> None:
     spent = made(1000)
     spent.charge_decoded(preparation_budget.SPARE_BYTES, 1.0)
     with pytest.raises(errors.LimitExceeded, match="its 1000 bytes decode to more than 268435456"):
         spent.charge_decoded(1, 0.0)
 
 
-def test_slow_decoder_is_refused_whatever_the_sizes() -> None:
+def test_slow_decoding_is_refused_for_any_size() -> None:
     spent = made(float("inf"))
     spent.charge_decoded(32 * MIB, 2.9)
     with pytest.raises(errors.LimitExceeded, match="33554432 bytes in 3"):
@@ -52,7 +52,7 @@ def test_deadline_grows_with_the_uploaded_bytes() -> None:
             late()
 
 
-def test_artefact_is_no_longer_than_its_image() -> None:
+def test_artefact_is_limited_to_the_size_of_its_image() -> None:
     spent = made(100 * MIB)
     spent.check_artefact(CHUNK_MAP, 100 * MIB)
     with pytest.raises(errors.LimitExceeded, match="its chunk_map would have 104857601 bytes"):
@@ -63,7 +63,7 @@ def test_artefact_is_no_longer_than_its_image() -> None:
         made(1).check_artefact(CHUNK_MAP, spare_bytes + 1)
 
 
-def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
+def test_trickling_location_times_out() -> None:
     clock = manual_clock.ManualClock(1000.0)
     spent = made(2 << 40, clock=clock)
     received = 0
@@ -79,7 +79,7 @@ def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
     assert received == 30_000
 
 
-def test_location_that_sends_is_read_to_its_end() -> None:
+def test_steady_location_is_read_to_its_end() -> None:
     clock = manual_clock.ManualClock(1000.0)
     spent = made(600 * MIB, clock=clock)
 

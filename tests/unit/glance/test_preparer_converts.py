@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The preparer makes, keeps, repairs and gives up conversions as images and options want it.
+"""The preparer makes, keeps, repairs and drops conversions by image and options.
 
 qemu-img and its sandbox are the real ones.
+
 """
 
 import pathlib
@@ -68,7 +69,7 @@ def fault_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> str:
     return artefact_verifier.verify_image(images, found, is_thorough=True).fault
 
 
-def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data):
+def test_conversion_and_its_map_are_published_together(images, conf, data):
     image = images.add(data, disk_format="vdi")
     assert handle(images, conf, image) is Outcome.PREPARED
     pointers = {image[kind.pointer] for kind in (CHUNK_MAP, CONVERTED)}
@@ -77,7 +78,7 @@ def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data
     assert handle(images, conf, image) is Outcome.NOTHING
 
 
-def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
+def test_forced_preparation_keeps_a_valid_conversion(images, conf, data):
     image = images.add(data, disk_format="vdi")
     handle(images, conf, image)
     before = image[CHUNK_MAP.pointer], image[CONVERTED.pointer]
@@ -87,7 +88,7 @@ def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
 
 
 @pytest.mark.expect_log("its converted image is incomplete")
-def test_conversion_that_is_damaged_is_found_and_made_anew(images, conf, data):
+def test_damaged_conversion_is_detected_and_replaced(images, conf, data):
     image = images.add(data, disk_format="vdi")
     handle(images, conf, image)
     old = image[CONVERTED.pointer]
@@ -108,7 +109,7 @@ def test_conversion_of_other_bytes_or_of_another_owner_is_replaced(images, conf,
         assert image[CONVERTED.pointer] != old
 
 
-def test_format_that_is_not_named_any_more_is_refused_and_points_to_nothing(images, conf, data):
+def test_format_removed_from_the_option_is_refused_without_pointers(images, conf, data):
     image = images.add(data, disk_format="vdi")
     handle(images, conf, image)
     conf.set_override("convert_formats", [], "acstor_glance")
@@ -120,7 +121,7 @@ def test_format_that_is_not_named_any_more_is_refused_and_points_to_nothing(imag
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_bytes_that_are_not_glances_are_never_converted(images, conf, data, monkeypatch):
+def test_bytes_with_another_hash_are_never_converted(images, conf, data, monkeypatch):
     image = images.add(data, disk_format="vdi")
     images.data[image["id"]] = data[:-1] + b"?"
     monkeypatch.setattr(conversion, "convert_image", None)
@@ -130,9 +131,7 @@ def test_bytes_that_are_not_glances_are_never_converted(images, conf, data, monk
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
-    images, conf, data, monkeypatch
-):
+def test_outage_of_glance_between_both_artefacts_publishes_neither(images, conf, data, monkeypatch):
     image = images.add(data, disk_format="vdi")
 
     def away(*_: Any, **__: Any) -> None:
@@ -147,7 +146,7 @@ def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
 
 
 @pytest.mark.expect_log("could not be prepared")
-def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(images, conf, data):
+def test_conversion_over_its_budget_fails_for_good(images, conf, data):
     limits = conversion.ConversionLimits(growth=0, spare_bytes=0)
     image = images.add(data, disk_format="vdi")
     assert (

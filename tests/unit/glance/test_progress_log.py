@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of a pre-hash run is as long as what the image holds, not as what it claims to be."""
+"""The log of a pre-hash run grows with the image's data, not with its claimed size."""
 
 import pathlib
 
@@ -30,7 +30,7 @@ def opened(path: pathlib.Path) -> progress_log.ProgressLog:
     return progress_log.ProgressLog(path, CUT, RECORD_BYTES, header)
 
 
-def test_records_of_zeros_take_no_room_and_come_back(tmp_path: pathlib.Path) -> None:
+def test_records_of_zeros_take_little_space_and_are_read_back(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     with opened(path) as log:
         empty_bytes = path.stat().st_size
@@ -44,7 +44,7 @@ def test_records_of_zeros_take_no_room_and_come_back(tmp_path: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize("bit", [7, 31])
-def test_record_whose_length_was_changed_is_done_again(tmp_path: pathlib.Path, bit: int) -> None:
+def test_record_with_a_changed_length_is_dropped(tmp_path: pathlib.Path, bit: int) -> None:
     path = tmp_path / "log"
     with opened(path) as log:
         at = path.stat().st_size

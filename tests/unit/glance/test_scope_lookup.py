@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of private images have names that say nothing to other projects."""
+"""Keyed CIDs of private images reveal nothing to other projects."""
 
 import random
 from typing import Any
@@ -41,7 +41,7 @@ def preparer(
 def prepared(
     preparer: image_preparer.ImagePreparer, raw: bytes, is_forced: bool = False, **record: Any
 ) -> chunk_map.ChunkMap:
-    """Put an image into Glance, prepare it and return its chunk map as Glance has it."""
+    """Put an image into Glance, prepare it, and return its chunk map from Glance."""
     images = preparer._images
     assert isinstance(images, memory_images.MemoryImages)
     return again(preparer, images.add(raw, **record), is_forced)
@@ -76,11 +76,11 @@ def test_two_projects_name_the_same_bytes_differently(
     second = prepared(preparer, data(1, 2), owner=B)
     third = prepared(preparer, data(2, 1), owner=A)
     assert not set(names(first)) & set(names(second))
-    assert set(names(first)) == set(names(third))  # one project shares with itself
+    assert set(names(first)) == set(names(third))  # a project deduplicates with itself
 
 
 @pytest.mark.parametrize("visibility", ["public", "community"])
-def test_images_that_all_may_read_share_with_all(
+def test_images_readable_by_all_deduplicate_with_all(
     preparer: image_preparer.ImagePreparer, visibility: str
 ) -> None:
     found = prepared(preparer, data(1, 2), owner=A, visibility=visibility)
@@ -88,7 +88,7 @@ def test_images_that_all_may_read_share_with_all(
     assert found.scope_keys == ()
 
 
-def test_scope_cloud_names_private_images_for_all(
+def test_scope_cloud_gives_private_images_plain_cids(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts
 ) -> None:
     conf.set_override("dedup_scope", "cloud", "acstor_glance")
@@ -97,10 +97,10 @@ def test_scope_cloud_names_private_images_for_all(
     )
     found = prepared(preparer, data(1), owner=A)
     assert names(found) == [ids.cid_of(data(1))]
-    assert not list(images.list_artefacts(kind=artefacts.SCOPE_SECRET))  # none is needed
+    assert not list(images.list_artefacts(kind=artefacts.SCOPE_SECRET))  # no secret is needed
 
 
-def test_snapshots_of_two_projects_go_on_sharing_with_their_base(
+def test_snapshots_of_two_projects_deduplicate_with_their_public_base(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     base = images.add(data(1, 2, 3), owner=A, visibility="public")
@@ -110,7 +110,7 @@ def test_snapshots_of_two_projects_go_on_sharing_with_their_base(
         assert names(found)[::2] == base_names[::2] and ids.is_keyed(found.cid_of(1))
 
 
-def test_snapshot_of_a_shared_image_keeps_its_names_for_members_only(
+def test_snapshot_of_a_shared_image_keeps_its_cids_only_for_members(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     base = images.add(data(1, 2), owner=A, visibility="shared")
@@ -123,7 +123,7 @@ def test_snapshot_of_a_shared_image_keeps_its_names_for_members_only(
 
 
 @pytest.mark.parametrize("visibility", ["private", "shared"])
-def test_naming_a_foreign_private_image_as_base_gives_nothing(
+def test_foreign_private_base_gives_no_common_cids(
     preparer: image_preparer.ImagePreparer,
     images: memory_images.MemoryImages,
     visibility: str,
@@ -136,12 +136,14 @@ def test_naming_a_foreign_private_image_as_base_gives_nothing(
 
 
 @pytest.mark.parametrize("ref", ["", "no id", "00000000-0000-4000-8000-000000000001", 7, None])
-def test_base_that_is_none_is_no_fault(preparer: image_preparer.ImagePreparer, ref: object) -> None:
+def test_invalid_base_reference_is_ignored(
+    preparer: image_preparer.ImagePreparer, ref: object
+) -> None:
     assert prepared(preparer, data(1), owner=A, base_image_ref=ref).scope_keys
 
 
 @pytest.mark.expect_log("no deduplication with it: .* checksum")
-def test_base_without_a_usable_chunk_map_shares_nothing(
+def test_base_without_a_usable_chunk_map_gives_no_common_cids(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     base = images.add(data(1), owner=A, visibility="public")
@@ -152,24 +154,24 @@ def test_base_without_a_usable_chunk_map_shares_nothing(
     assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid_of(0))
 
 
-def test_image_that_becomes_public_is_named_for_all_when_that_is_asked_for(
+def test_image_made_public_gets_plain_cids_only_on_a_forced_preparation(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     image = images.add(data(1), owner=A)
     again(preparer, image, is_forced=False)
     image["visibility"] = "public"
     outcome = preparer.prepare_image(ids.parse_image_id(image["id"]))
-    assert outcome is image_preparer.PreparationOutcome.NOTHING  # its names stay until then
+    assert outcome is image_preparer.PreparationOutcome.NOTHING  # its CIDs stay until then
     public = images.get_image(image["id"])
     boot = images.add(b"frames", **artefacts.new_artefact(
         public, artefacts.Kind.BOOT_IMAGE, images.project_id, 2))  # fmt: skip
     image[artefacts.Kind.BOOT_IMAGE.pointer] = boot["id"]
     assert names(again(preparer, image)) == [ids.cid_of(data(1))]
-    assert boot["id"] not in images.records  # its frames were named in the project's scope
+    assert boot["id"] not in images.records  # its frames had CIDs of the project's scope
     assert artefacts.Kind.BOOT_IMAGE.pointer not in image
 
 
-def test_stored_map_is_verified_in_the_scope_it_was_made_in(
+def test_stored_map_is_verified_in_its_original_scope(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     base = images.add(data(1, 2), owner=A, visibility="public")
@@ -202,7 +204,7 @@ def test_secret_is_made_once_and_hidden(
     assert images.data[secret["id"]].hex() not in repr(secret)  # notifications show the record
 
 
-def test_older_of_two_secrets_counts_and_unfinished_ones_do_not(
+def test_older_of_two_active_secrets_is_used(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     first = prepared(preparer, data(1), owner=A)
@@ -212,7 +214,7 @@ def test_older_of_two_secrets_counts_and_unfinished_ones_do_not(
     assert prepared(preparer, data(1), owner=A).scope_keys == first.scope_keys
 
 
-def test_lost_secret_costs_sharing_with_older_images_only(
+def test_lost_secret_ends_only_deduplication_with_older_images(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     image = images.add(data(1), owner=A)
@@ -235,7 +237,7 @@ def test_damaged_secret_is_named_and_nothing_is_published(
                 pass
 
 
-def test_secret_of_a_tenant_is_none(
+def test_secret_made_by_a_tenant_is_ignored(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     forged = images.add(b"known to B" + bytes(22), **artefacts.new_secret(B))

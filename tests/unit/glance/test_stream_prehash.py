@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream gives the map that a file gives, or none."""
+"""A stream gives the map that its file gives, or none."""
 
 import hashlib
 import io
@@ -45,7 +45,7 @@ def make(image: image_record.Image, pieces: Iterator[bytes]) -> bytes:
     "lengths", [[1 << 30], [CHUNK], [1000, 1, 70000], [stream_prehash.BUFFER_BYTES]]
 )
 @pytest.mark.parametrize("size", [1, CHUNK, 5 * CHUNK + 7, stream_prehash.BUFFER_BYTES * 2 + 5])
-def test_map_of_a_stream_has_the_images_cids(
+def test_map_of_a_stream_has_the_cids_of_the_image(
     size: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = bytearray(random.Random(size).randbytes(size))
@@ -58,23 +58,23 @@ def test_map_of_a_stream_has_the_images_cids(
 
 
 @pytest.mark.parametrize("came", [b"x" * 99, b"x" * 101, b""])
-def test_stream_of_another_length_may_be_whole_the_next_time(came: bytes) -> None:
+def test_stream_of_another_length_is_a_temporary_error(came: bytes) -> None:
     with pytest.raises(errors.ImageServiceUnreachable, match="bytes came"):
         make(image_of(b"x" * 100), iter([came]))
 
 
-def test_bytes_that_do_not_have_glances_hash_give_no_map() -> None:
+def test_bytes_with_another_hash_give_no_map() -> None:
     with pytest.raises(errors.Unusable, match="does not have the sha512"):
         make(image_of(b"x" * 100), iter([b"y" * 100]))
 
 
-def test_qcow2_under_the_name_raw_is_refused() -> None:
+def test_qcow2_declared_as_raw_is_refused() -> None:
     data = b"QFI\xfb" + (3).to_bytes(4, "big") + bytes(1 << 20)
     with pytest.raises(errors.NotRaw, match="its format is qcow2"):
         make(image_of(data), iter([data]))
 
 
-def test_hash_that_nobody_knows_is_said() -> None:
+def test_unknown_hash_algorithm_is_named() -> None:
     with pytest.raises(errors.Unusable, match="hash crc99 of Glance is not known"):
         make(image_of(b"x", os_hash_algo="crc99"), iter([b"x"]))
 
@@ -92,7 +92,7 @@ def make_qcow2(folder: pathlib.Path, data: bytes, came: bytes, **changed: object
     return file.getvalue()
 
 
-def test_stream_of_a_qcow2_image_gives_the_map_of_what_a_guest_reads(
+def test_stream_of_a_qcow2_image_gives_the_map_of_its_disk(
     tmp_path: pathlib.Path,
 ) -> None:
     data = qcow2_file()
@@ -105,7 +105,7 @@ def test_stream_of_a_qcow2_image_gives_the_map_of_what_a_guest_reads(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
+def test_invalid_stream_of_a_qcow2_image_gives_no_map(
     tmp_path: pathlib.Path,
 ) -> None:
     data = qcow2_file()
@@ -129,7 +129,7 @@ def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_qcow2_image_that_no_disk_has_room_for_is_not_begun(tmp_path: pathlib.Path) -> None:
+def test_qcow2_image_too_large_for_the_disk_is_not_started(tmp_path: pathlib.Path) -> None:
     with pytest.raises(
         errors.Unusable, match="there is no space for its 1152921504606846976 bytes"
     ):

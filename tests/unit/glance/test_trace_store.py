@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flood of traces, from whomever, takes its bounded place and no more."""
+"""A flood of traces takes bounded space in the store."""
 
 import uuid
 
@@ -25,13 +25,13 @@ def firsts(store):
     return [trace.trace[0] for trace in store.list_traces(IMAGE_ID)]
 
 
-def test_traces_are_kept_and_found_again(tmp_path):
+def test_traces_survive_a_reopening_of_the_store(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     assert [store.add_trace(message(n, f"h{n}")) for n in range(3)] == [1, 2, 3]
     assert firsts(trace_store.TraceStore(tmp_path)) == [0, 1, 2]
 
 
-def test_one_host_has_its_share_only(tmp_path):
+def test_traces_of_a_host_are_limited(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     store.add_trace(message(0, "other"))
     for number in range(1, 30):
@@ -39,7 +39,7 @@ def test_one_host_has_its_share_only(tmp_path):
     assert firsts(store) == [0, 28, 29]
 
 
-def test_forged_hosts_gain_no_more_than_the_places_that_there_are(tmp_path):
+def test_traces_of_many_hosts_are_limited_for_each_image(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     for number in range(50):
         count = store.add_trace(message(number, f"forged-{number}"))
@@ -47,20 +47,20 @@ def test_forged_hosts_gain_no_more_than_the_places_that_there_are(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
 
 
-def test_images_that_are_too_many_push_out_the_oldest(tmp_path):
+def test_number_of_images_in_the_store_is_limited(tmp_path):
     store = trace_store.TraceStore(tmp_path, images_limit=5)
     for _ in range(20):
         store.add_trace(message(1, image_id=str(uuid.uuid4())))
     assert len(list((tmp_path / "traces").iterdir())) == 5
 
 
-def test_trace_of_another_length_of_the_image_starts_anew(tmp_path):
+def test_trace_with_another_image_length_drops_older_ones(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     store.add_trace(message(1, "h1"))
     assert store.add_trace(message(2, "h2", chunks=999)) == 1
 
 
-def test_damaged_file_is_worth_nothing_and_harms_nothing(tmp_path):
+def test_damaged_file_is_ignored_and_replaced(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     store.add_trace(message(1))
     (path,) = (tmp_path / "traces").iterdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the listener gets trusted keys from: files, or the decision service."""
+"""The listener's sources of trusted keys: files, or the decision service."""
 
 import json
 import time
@@ -24,7 +24,7 @@ def conf():
 
 
 class Session:
-    """Answers as the decision service does."""
+    """Responds as the decision service does."""
 
     def __init__(self):
         self.answer = {"ca": CA, "signers": SIGNERS, "revoked": {"h1": 5}, "now": "later"}
@@ -46,7 +46,7 @@ def session(monkeypatch):
     return made
 
 
-def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
+def test_keys_are_read_from_files_without_a_request(conf, session, tmp_path):
     (tmp_path / "ca.pem").write_text(CA)
     conf.set_override("trusted_dir", str(tmp_path), "acstor_glance")
     knows = trust_store.TrustStore(conf)
@@ -66,7 +66,7 @@ def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
 
 
 @pytest.mark.expect_log("asked in clear text at http://d.example:9710/v1/authority: ")
-def test_an_endpoint_without_tls_is_told_once(conf, session, watched_log):
+def test_endpoint_without_tls_is_logged_once(conf, session, watched_log):
     session.served_at = "http://d.example:9710"
     knows = trust_store.TrustStore(conf)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_an_endpoint_without_tls_is_told_once(conf, session, watched_log):
     assert len(watched_log.messages) == 1
 
 
-def test_the_decision_service_says_it(conf, session):
+def test_keys_are_fetched_from_the_decision_service(conf, session):
     knows = trust_store.TrustStore(conf)
     assert knows.trust_anchors().ca == b""
     knows.refresh()
@@ -83,7 +83,7 @@ def test_the_decision_service_says_it(conf, session):
     assert len(knows.trust_anchors().signers) == 1
 
 
-def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, session):
+def test_endpoint_is_looked_up_again_after_a_failed_request(conf, monkeypatch, session):
     made = []
     monkeypatch.setattr(glance_client, "session_of", lambda _: made.append(1) or session)
     knows = trust_store.TrustStore(conf)
@@ -111,7 +111,7 @@ def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, se
         {"ca": CA, "signers": SIGNERS, "revoked": {f"h{n}": 1 for n in range(5000)}},
     ],
 )
-def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
+def test_invalid_response_keeps_the_known_keys(conf, session, answer):
     knows = trust_store.TrustStore(conf)
     knows.refresh()
     known = knows.trust_anchors()
@@ -122,7 +122,7 @@ def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
 
 
 @pytest.mark.expect_log("the trusted keys of the message bus cannot be refreshed: .*no route")
-def test_it_is_asked_again_until_it_answers(conf, session, watched_log):
+def test_request_is_retried_until_the_service_responds(conf, session, watched_log):
     session.answer = exceptions.ConnectFailure("no route")
     knows = trust_store.TrustStore(conf, retry_s=0.01)
     knows.start()
@@ -137,7 +137,7 @@ def test_it_is_asked_again_until_it_answers(conf, session, watched_log):
     assert len(watched_log.messages) == 1
 
 
-def test_as_many_revoked_hosts_are_heard_of_as_there_may_be(conf, session):
+def test_maximum_number_of_revoked_hosts_is_accepted(conf, session):
     named = {f"h{number:0254}": 1 << 40 for number in range(hash_ring.MAX_REVOKED)}
     session.answer["revoked"] = named
     knows = trust_store.TrustStore(conf)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One at a time works on an image; a claim ends with its holder."""
+"""Leases: one process at a time works on an image; a lease ends with its holder."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ def hold(folder: pathlib.Path, has_it: Event) -> None:
         multiprocessing.Event().wait()
 
 
-def test_image_is_claimed_once(tmp_path: pathlib.Path) -> None:
+def test_lease_of_an_image_is_exclusive(tmp_path: pathlib.Path) -> None:
     mine, yours = (work_leases.WorkLeases(None, tmp_path, "chunk_map") for _ in range(2))
     with (
         mine.lease_image(ONE) as first,
@@ -40,7 +40,7 @@ def test_image_is_claimed_once(tmp_path: pathlib.Path) -> None:
         assert later
 
 
-def test_claim_to_one_thing_of_an_image_leaves_the_others_free(tmp_path: pathlib.Path) -> None:
+def test_leases_of_an_image_for_different_work_are_independent(tmp_path: pathlib.Path) -> None:
     chunk_maps, boot_images = (
         work_leases.WorkLeases(None, tmp_path, what) for what in ("map", "boot")
     )
@@ -48,7 +48,7 @@ def test_claim_to_one_thing_of_an_image_leaves_the_others_free(tmp_path: pathlib
         assert (first, second) == (True, True)
 
 
-def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
+def test_lease_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
     context = multiprocessing.get_context("spawn")
     has_it = context.Event()
     holder = context.Process(target=hold, args=(tmp_path, has_it))
@@ -67,7 +67,7 @@ def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
         holder.join()
 
 
-def test_coordination_service_that_is_away_is_said_without_its_password() -> None:
+def test_error_of_an_unreachable_coordination_service_hides_its_password() -> None:
     url = "etcd3+http://user:secret@127.0.0.1:1/?timeout=1"
     away = work_leases.WorkLeases(url, pathlib.Path("/nowhere"), "chunk_map")
     with pytest.raises(errors.ImageServiceUnreachable) as caught, away.lease_image(ONE):
@@ -75,7 +75,7 @@ def test_coordination_service_that_is_away_is_said_without_its_password() -> Non
     assert "secret" not in str(caught.value)
 
 
-def test_coordination_service_that_hangs_is_given_up(tmp_path: pathlib.Path) -> None:
+def test_hung_coordination_service_times_out(tmp_path: pathlib.Path) -> None:
     with silent_server.serve() as server:
         url = f"mysql://root@{server.address}/db"
         hung = work_leases.WorkLeases(url, tmp_path, "chunk_map", answer_s=0.5)
@@ -90,7 +90,7 @@ def test_coordination_service_that_hangs_is_given_up(tmp_path: pathlib.Path) -> 
         assert server.connections == 1
 
 
-def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Path) -> None:
+def test_files_of_old_leases_are_removed_and_can_be_taken_again(tmp_path: pathlib.Path) -> None:
     mine = work_leases.WorkLeases(None, tmp_path, "chunk_map")
     boot_images = work_leases.WorkLeases(None, tmp_path, "boot_image")
     images = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(20)]
@@ -111,7 +111,7 @@ def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Pat
         assert is_ours
 
 
-def test_claims_at_a_service_leave_no_files_of_ours(tmp_path: pathlib.Path) -> None:
+def test_leases_at_a_service_remove_no_local_files(tmp_path: pathlib.Path) -> None:
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / f"acstor-chunk_map-{ONE}").touch()
     os.utime(tmp_path / "claims" / f"acstor-chunk_map-{ONE}", (0, 0))

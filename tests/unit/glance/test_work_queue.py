@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each image waits once, and no two workers have the same one."""
+"""Each image is queued once, and no two workers process the same one."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ def images(count: int, first: int = 0) -> list[ids.ImageId]:
     return [ids.parse_image_id(str(uuid.UUID(int=first + number))) for number in range(count)]
 
 
-def test_image_waits_once_in_the_order_of_arrival() -> None:
+def test_images_are_queued_once_in_the_order_of_arrival() -> None:
     queue = work_queue.WorkQueue(9)
     for image_id in (B, A, B):
         queue.add_image(image_id)
@@ -32,7 +32,7 @@ def test_image_waits_once_in_the_order_of_arrival() -> None:
     assert queue.queue_sizes() == (0, 2)
 
 
-def test_image_that_is_put_while_worked_on_waits_until_that_is_done() -> None:
+def test_image_queued_during_its_processing_waits_for_its_end() -> None:
     queue = work_queue.WorkQueue(9)
     queue.add_image(A)
     assert take(queue) == A
@@ -59,14 +59,14 @@ def test_closed_queue_lets_workers_end() -> None:
     assert take(queue) is None
 
 
-def test_no_more_images_wait_than_there_is_room_for() -> None:
+def test_queue_is_limited() -> None:
     queue = work_queue.WorkQueue(9, limit=1)
     queue.add_image(A)
     queue.add_image(B)
     assert queue.queue_sizes() == (1, 0) and take(queue) == A
 
 
-def test_what_hosts_boot_goes_before_what_is_new_and_that_before_what_is_old() -> None:
+def test_booted_images_precede_new_ones_and_new_precede_old() -> None:
     queue = work_queue.WorkQueue(9)
     queue.add_image(A, Rank.OLD)
     queue.add_image(B, Rank.NEW)
@@ -74,7 +74,7 @@ def test_what_hosts_boot_goes_before_what_is_new_and_that_before_what_is_old() -
     assert [take(queue), take(queue), take(queue)] == [C, B, A]
 
 
-def test_image_that_waits_moves_up_and_never_down() -> None:
+def test_queued_image_is_only_promoted() -> None:
     queue = work_queue.WorkQueue(9)
     for image_id in (A, B, C):
         queue.add_image(image_id, Rank.OLD)
@@ -85,13 +85,13 @@ def test_image_that_waits_moves_up_and_never_down() -> None:
     assert [take(queue), take(queue), take(queue)] == [C, B, A]
 
 
-def test_full_queue_leaves_out_what_is_least_urgent() -> None:
+def test_full_queue_drops_the_least_urgent_image() -> None:
     queue = work_queue.WorkQueue(9, limit=2)
     queue.add_image(A, Rank.OLD)
     queue.add_image(B, Rank.OLD)
-    queue.add_image(C, Rank.OLD)  # no room, and no more urgent than the others
+    queue.add_image(C, Rank.OLD)  # no space, and no more urgent than the others
     queue.add_image(C, Rank.NEW)
-    assert queue.queue_sizes() == (2, 0)  # nobody signs what is new: it takes no place
+    assert queue.queue_sizes() == (2, 0)  # notifications are unsigned: the image takes no space
     queue.add_image(C, Rank.BOOTED)
     assert [take(queue), take(queue)] == [C, A]
     for image_id in (A, B):
@@ -102,7 +102,7 @@ def test_full_queue_leaves_out_what_is_least_urgent() -> None:
     assert take(queue) == A
 
 
-def test_what_notifications_name_and_what_a_reconcile_found_have_turns() -> None:
+def test_notified_and_reconciled_images_take_turns() -> None:
     queue = work_queue.WorkQueue(9)
     named = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
     for image_id in named:
@@ -112,7 +112,7 @@ def test_what_notifications_name_and_what_a_reconcile_found_have_turns() -> None
     assert [take(queue) for _ in range(4)] == [named[0], A, named[1], B]
 
 
-def test_ten_thousand_images_that_wait_delay_no_urgent_one_and_are_each_done_once() -> None:
+def test_ten_thousand_queued_images_delay_no_urgent_one() -> None:
     catalogue = images(10_000)
     queue = work_queue.WorkQueue(9)
     for _ in range(2):  # two passes find them
@@ -141,7 +141,7 @@ def test_ten_thousand_images_that_wait_delay_no_urgent_one_and_are_each_done_onc
     assert sorted(taken) == catalogue[:-1]
 
 
-def test_projects_take_turns_whatever_each_has_waiting() -> None:
+def test_projects_take_turns() -> None:
     queue = work_queue.WorkQueue()
     many, few = images(100), images(2, first=1000)
     for image_id in many:
@@ -155,7 +155,7 @@ def test_projects_take_turns_whatever_each_has_waiting() -> None:
     assert taken == [many[0], few[0], many[1], few[1], many[2]]
 
 
-def test_one_project_leaves_a_worker_to_the_others() -> None:
+def test_project_leaves_one_worker_to_others() -> None:
     queue = work_queue.WorkQueue(3)
     for image_id in images(5):
         queue.add_image(image_id, Rank.BOOTED, "long")
@@ -170,7 +170,7 @@ def test_one_project_leaves_a_worker_to_the_others() -> None:
     assert taken == [(A, Rank.OLD, "other")]
 
 
-def test_image_of_which_a_message_told_waits_for_the_turn_of_its_project() -> None:
+def test_image_named_by_a_message_waits_for_the_turn_of_its_project() -> None:
     queue = work_queue.WorkQueue()
     queue.add_image(A, Rank.NEW)
     turn = queue.take_image()
@@ -185,7 +185,7 @@ def test_image_of_which_a_message_told_waits_for_the_turn_of_its_project() -> No
     assert queue.take_image() == (B, Rank.BOOTED, "its own")
 
 
-def test_flood_of_messages_keeps_out_nothing_that_a_reconcile_found() -> None:
+def test_flood_of_messages_drops_no_reconciled_image() -> None:
     queue = work_queue.WorkQueue(limit=50)
     for image_id in images(200):
         queue.add_image(image_id, Rank.NEW)
