@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A supervisor whose workers misbehave, in a process of its own.
+"""A supervisor with misbehaving workers, in its own process.
 
     python -m tests.fakes.odd_workers MOUNT_POINT WORK [signal-again]
 
-Every start of a worker is a line on standard output: its time in seconds.
+It prints a line for each start of a worker: the time in seconds.
 """
 
 import os
@@ -21,34 +21,34 @@ Work = Callable[[supervisor.Inheritance], None]
 
 
 def die(inheritance: supervisor.Inheritance) -> None:
-    """Die at once."""
+    """Exit at once by SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fail(inheritance: supervisor.Inheritance) -> None:
-    """Fail at once."""
+    """Exit at once with an error."""
     raise RuntimeError("by order")
 
 
 def cannot_start(inheritance: supervisor.Inheritance) -> None:
-    """Say that starting again cannot help."""
+    """Report that a restart cannot help."""
     raise errors.Unusable("the order", "says so")
 
 
 def cannot_start_again(inheritance: supervisor.Inheritance) -> None:
-    """Serve for a moment, and then never start again."""
+    """Become ready, then report that a restart cannot help."""
     inheritance.ready()
     raise errors.Unusable("the order", "says so")
 
 
 def serve(inheritance: supervisor.Inheritance) -> None:
-    """Serve until SIGTERM, which ends it."""
+    """Serve until SIGTERM."""
     inheritance.ready()
     time.sleep(60)
 
 
 def serve_and_ignore_sigterm(inheritance: supervisor.Inheritance) -> None:
-    """Serve, deaf to SIGTERM."""
+    """Serve, and ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     serve(inheritance)
 
@@ -57,7 +57,7 @@ WORKS = (die, fail, cannot_start, cannot_start_again, serve, serve_and_ignore_si
 
 
 class SignalAgain(fd_store.NoStore):
-    """Sends a second SIGTERM while the first one's check runs; then the host stops."""
+    """Sends a second SIGTERM during the first one's check; then the host stops."""
 
     def __init__(self) -> None:
         self.checks = 0
@@ -78,12 +78,12 @@ class OddDaemon:
         self._work = work
 
     def run_worker(self, inheritance: supervisor.Inheritance) -> None:
-        """Write the time, and run the worker."""
+        """Print the time, and run the worker."""
         os.write(1, f"{time.monotonic()}\n".encode())
         self._work(inheritance)
 
     def notify_ready(self) -> None:
-        """Write that a worker serves."""
+        """Print that a worker serves."""
         os.write(1, b"ready\n")
 
     def reload(self) -> None:
@@ -91,7 +91,7 @@ class OddDaemon:
 
 
 def main() -> int:
-    """Supervise workers of the kind that is asked for."""
+    """Supervise workers of the requested kind."""
     mount_point, name, *again = sys.argv[1:]
     chosen = {work.__name__: work for work in WORKS}[name]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host without mount, network or processes: cache, fetcher, mirrors, images in memory."""
+"""One host without mount, network or processes: cache, exchange, mirrors, sources."""
 
 import contextlib
 import math
@@ -56,7 +56,7 @@ BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S = geometry.MIB, 60.0, 600.0
 
 
 def image_bytes(length: int, seed: int = 1) -> bytes:
-    """Return bytes that do not repeat."""
+    """Return random bytes."""
     return random.Random(seed).randbytes(length)
 
 
@@ -93,17 +93,17 @@ class OneTable:
         self._table = table
 
     def current_ring(self) -> hash_ring.Ring:
-        """Return it."""
+        """Return the table."""
         return self._table
 
     def former_ring(self) -> None:
-        """Return that there was none before it."""
+        """Return None: there is no former table."""
 
 
 class OneHost:
-    """The parts of a host, and what its source holds and was asked for.
+    """A host's components, and the content of its source.
 
-    ``source`` may be replaced by a faulty one before images are read.
+    ``source`` may be replaced by a faulty one before any read.
     """
 
     def __init__(
@@ -191,14 +191,14 @@ class OneHost:
         )
 
     def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:
-        """Put an image and its map into the source."""
+        """Add an image and its map to the source."""
         self.blobs[base.Blob(image_id, base.BlobKind.IMAGE)] = data
         self.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = map_of(data, image_id)
 
     def add_boot_image(
         self, data: bytes, trace: Iterable[int], image_id: ids.ImageId = IMAGE, revision: int = 1
     ) -> bytes:
-        """Put the boot image of an image into the source; return it."""
+        """Add the boot image of an image to the source; return it."""
         raw = boot_image_of(data, trace, image_id, revision)
         self.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = raw
         return raw
@@ -215,11 +215,11 @@ async def one_host(
     table: hash_ring.Ring = NO_HOSTS,
     pin_limits: pins.PinLimits = PIN_LIMITS,
 ) -> AsyncIterator[OneHost]:
-    """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
+    """Run a host in ``folder`` for the block; its state survives on disk.
 
-    :param data: of IMAGE, which its source has then
-    :param is_keeping: it keeps its promises of whole images
-    :param shares: which part of them it keeps; all of each without
+    :param data: content of IMAGE in the source
+    :param is_keeping: load the pins of earlier runs
+    :param shares: replica placement of pinned images; None: the host keeps all of each
     """
     async with trio.open_nursery() as nursery:
         host = OneHost(folder, nursery, limit_bytes, is_keeping, shares, table, pin_limits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One machine of the exchange (``engine``); all around it is in the hands of a test."""
+"""An exchange core (``engine``) under a test's control."""
 
 import random
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def table(
 ) -> hash_ring.Ring:
     """Return a table of the hosts ``h1``, ``h2`` and so on.
 
-    :param weights: v-nodes of some of them; the others have 40
+    :param weights: v-nodes of hosts; 40 by default
     """
     hosts = tuple(
         hash_ring.RingHost(f"h{n}", f"10.0.{n >> 8}.{n & 255}:7201", weights.get(f"h{n}", 40))
@@ -49,23 +49,23 @@ UNKNOWN = ids.ImageId("00000000-0000-4000-8000-000000000000")
 
 
 def data_of(number: int) -> bytes:
-    """Return the bytes of a chunk: short ones, the machine never looks inside."""
+    """Return a chunk's bytes, short ones: the core never inspects them."""
     return b"chunk %d" % number
 
 
 def chunk(number: int, image_id: ids.ImageId = IMAGE) -> chunk_ref.ChunkRef:
-    """Return a chunk of an image; all images have the same."""
+    """Return a chunk of an image; all images have the same chunks."""
     cid = ids.cid_of(data_of(number))
     return chunk_ref.ChunkRef(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
 
 
 def announced(*chunks: chunk_ref.ChunkRef) -> tuple[segments.Chunks, ...]:
-    """Return chunks as announcements name them."""
+    """Return chunks in the form of announcements."""
     return segments.bitmaps((chunk.ring_position, chunk.bit) for chunk in chunks)
 
 
 def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-    """Say what lies in images: chunks of CHUNK bytes."""
+    """Return an image's content at an offset: chunks of CHUNK bytes."""
     if image_id not in (IMAGE, OTHER):
         return None
     if offset % CHUNK or length != CHUNK:
@@ -74,12 +74,12 @@ def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None
 
 
 class Machine:
-    """A host ``h1`` among others; each event's actions are in ``last``.
+    """The core of host ``h1``; ``last`` holds the actions of the last event.
 
-    :param names: what hosts mean by the same chunk
-    :param attached: images
-    :param source_access: of what the image's home is asked before the source
-    :ivar cache: CIDs that are here
+    :param names: the identity scheme of chunks
+    :param attached: attached images
+    :param source_access: the source access of images, by offset
+    :ivar cache: cached CIDs
     """
 
     def __init__(self, hosts: int = 8, here: str = "h1", **more: Any) -> None:
@@ -107,7 +107,7 @@ class Machine:
         self.last: list[actions.Action] = []
 
     def __getattr__(self, event: str) -> Any:
-        """Feed an event at this moment."""
+        """Return a function that feeds an event at the current time."""
 
         def feed(*arguments: Any, **more: Any) -> list[actions.Action]:
             self.last = getattr(self.core, event)(self.now, *arguments, **more)
@@ -116,7 +116,7 @@ class Machine:
         return feed
 
     def wait(self, seconds: float) -> list[actions.Action]:
-        """Let time pass; return all that is to be done meanwhile."""
+        """Advance the time; return all actions of due timers."""
         end_s, found = self.now + seconds, []
         while (next_s := self.core.next_s) is not None and next_s <= end_s:
             self.now = max(self.now, next_s)
@@ -130,7 +130,7 @@ class Machine:
         return [action for action in self.last if isinstance(action, kind)]
 
     def asks(self) -> dict[str, list[tuple[int, peer_request.Mode]]]:
-        """Return who is to be asked: chunk numbers and modes, by host."""
+        """Return the requests to send: chunk numbers and modes, by host."""
         found: dict[str, list[tuple[int, peer_request.Mode]]] = {}
         for ask in self.got(actions.RequestChunks):
             for _, ref, attempt in ask.iter_chunks():
@@ -139,7 +139,7 @@ class Machine:
         return found
 
     def attempt(self, index: int = 0) -> Any:
-        """Return one of the attempts that are to be sent."""
+        """Return one of the attempts to send."""
         return [attempt for ask in self.got(actions.RequestChunks) for attempt in ask.attempts][
             index
         ]
@@ -151,12 +151,12 @@ class Machine:
         return home
 
     def chunk_of(self, home: str, skip: int = 0) -> int:
-        """Return the number of a chunk with a home."""
+        """Return the number of a chunk with this home."""
         numbers = (n for n in range(10_000) if self.home_of(n) == home)
         return [next(numbers) for _ in range(skip + 1)][-1]
 
     def move_home(self, former: str, new: str, vnodes: int) -> int:
-        """Give ``new`` that many v-nodes; return a chunk whose home moved to it."""
+        """Give ``new`` so many v-nodes; return a chunk whose home moved to it."""
         table_before = self.table
         self.table = table(8, epoch=2, weights={new: vnodes})
         self.table_changed(self.table, table_before)
@@ -177,7 +177,7 @@ class Machine:
         urgency: priority.Priority = Priority.PEER,
         timeout_s: float = 30.0,
     ) -> chunk_ref.Request:
-        """Return what an honest peer sends."""
+        """Return a valid request of a peer."""
         proof = peer_request.proof_of(chunk(number).cid, ids.HostId(host), self.here)
         return chunk_ref.Request(
             request_id or number + 1,
@@ -191,7 +191,7 @@ class Machine:
         )
 
     def ask_me(self, host: str, *requests: chunk_ref.Request) -> list[actions.Action]:
-        """Let a peer ask on its connection, which has its name here."""
+        """Feed requests of a peer; its connection has its name."""
         done: list[actions.Action] = self.peer_requested(host, ids.HostId(host), list(requests))
         return done
 
@@ -202,9 +202,9 @@ class Machine:
         source: Callable[[chunk_ref.ChunkRef], Any] = lambda chunk: None,
         step_s: float = 0.25,
     ) -> dict[Any, actions.CompleteRead]:
-        """Let peers and the source answer what is asked, at once; return who is answered.
+        """Let peers and the source answer at once; return the completed reads.
 
-        :param peer: returns bytes, a Failure, or None for no answer; ``source`` too
+        :param peer: returns bytes, a Failure, or None for no answer; ``source`` as well
         """
         end_s, done, todo = self.now + seconds, {}, list(self.last)
         while True:
@@ -236,9 +236,9 @@ class Machine:
         return given
 
     def answers(self) -> list[Any]:
-        """Return what peers are answered now."""
+        """Return the last answers to peers."""
         return [answer for reply in self.got(actions.SendAnswers) for answer in reply.split_runs()]
 
     def completes(self) -> list[actions.CompleteRead]:
-        """Return who of this host is answered now."""
+        """Return the last completed local reads."""
         return self.got(actions.CompleteRead)

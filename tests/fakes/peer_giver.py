@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One chunk asked of a peer by somebody who waits for it alone, and answers made by tasks.
+"""Single requests to a peer, and a server that answers each in a task.
 
-What agents do in batches, tests of connections often want one by one.
+Agents request batches; tests of connections often need single requests.
 """
 
 from collections.abc import Awaitable
@@ -32,10 +32,10 @@ async def fetch(
     request: peer_wire.ChunkRequest,
     timeout_s: float,
 ) -> Any:
-    """Return the bytes of a chunk, or whom to ask instead.
+    """Return the bytes of a chunk, or a referral.
 
-    :raises errors.ChunkUnavailable: it is not given
-    :raises errors.RemoteProtocolError: the peer broke the rules
+    :raises errors.ChunkUnavailable: the peer refuses or does not answer
+    :raises errors.RemoteProtocolError: the peer violates the protocol
     """
     [outcome] = (await fetch_all(net, host, address, [request], timeout_s)).values()
     if isinstance(outcome, Exception):
@@ -50,7 +50,7 @@ async def fetch_all(
     requests: Sequence[peer_wire.ChunkRequest],
     timeout_s: float,
 ) -> dict[int, Any]:
-    """Return what comes of requests that leave together, by number: see :func:`fetch`, or why."""
+    """Send requests together; return outcomes by number: bytes, a referral, an error."""
     timeout_ms = max(1, int(timeout_s * 1000))
     left = {one.request_id for one in requests}
     where, came = f"{host} ({address})", trio.Event()
@@ -77,7 +77,7 @@ async def fetch_all(
 
 
 def outcome_of(answer: client_connection.Answer, where: str) -> Any:
-    """Return the bytes, whom to ask instead, or an error."""
+    """Return the bytes, the referral, or an error."""
     match answer:
         case peer_wire.Chunk(_, data):
             return data
@@ -89,9 +89,9 @@ def outcome_of(answer: client_connection.Answer, where: str) -> Any:
 
 
 class TaskGiver:
-    """Answers each request in a task, with what ``serve`` returns.
+    """Answers each request in a task, with the result of ``serve``.
 
-    :ivar asked: all requests
+    :ivar asked_for: all requests
     """
 
     def __init__(self, serve: Serve, nursery: trio.Nursery) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source that tells of one piece after the other, each as it is told to."""
+"""A source that reports one piece after the other, with faults and delays."""
 
 from collections.abc import Mapping
 
@@ -12,8 +12,8 @@ from acstor_common import errors
 class PiecewiseSource(base.Source):
     """Blobs in memory.
 
-    :param fail: what becomes of the piece at an offset; of all others the bytes are told
-    :param delay_s: how long the piece at an offset, and those behind it, keep one waiting
+    :param fail: errors, by a piece's offset
+    :param delay_s: delay of a piece and all later ones, by its offset
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class PiecewiseSource(base.Source):
 
     @property
     def location(self) -> str:
-        """The name of the place."""
+        """The name of the source."""
         return self._where
 
     async def size_bytes(self, blob: base.Blob) -> int:
@@ -39,7 +39,7 @@ class PiecewiseSource(base.Source):
         return len(self._data)
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
-        """Tell of one piece after the other."""
+        """Report one piece after the other."""
         self.asked.append([piece.offset for piece in request.pieces])
         try:
             for number, piece in enumerate(request.pieces):
@@ -54,4 +54,4 @@ class PiecewiseSource(base.Source):
             raise
 
     async def aclose(self) -> None:
-        """Let go of nothing."""
+        """Do nothing."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One image with its prefetcher, and a network that gives at once what is asked for."""
+"""An image with its prefetcher, and a network without latency."""
 
 from acstor_agent.core.images import chunk_state
 
@@ -10,7 +10,7 @@ MANY = 10**6
 class PrefetchReader:
     """Advertises and reads chunks of an image.
 
-    :param make: makes the prefetcher of the chunks' states
+    :param make: makes a prefetcher from chunk states
     """
 
     def __init__(self, make, chunks: int = 20_000) -> None:
@@ -18,13 +18,13 @@ class PrefetchReader:
         self.prefetcher = make(self.states)
 
     def advertise(self, *chunk_nos: int) -> list[int]:
-        """Advertise in one batch; return what was prefetched, and has come."""
+        """Advertise chunks in one batch; return the prefetched, arrived chunks."""
         for chunk_no in chunk_nos:
             self.prefetcher.chunk_advertised(chunk_no)
         return self.arrive()
 
     def arrive(self) -> list[int]:
-        """Let all come that is to be prefetched, and return it."""
+        """Let all prefetches arrive; return their chunks."""
         taken = self.prefetcher.take_candidates(MANY)
         for chunk_no in taken:
             self.states.apply_event(chunk_no, E.PREFETCH_ARRIVED)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of Prometheus' HTTP API that the switch loads use: instant queries.
+"""The part of Prometheus' HTTP API that switch loads use: instant queries.
 
-Answers have the shape that the API's documentation gives: values are strings, and an
-error has a status of its own beside HTTP's.
+Responses have the documented form: values are strings, and an error has a status field besides
+the HTTP status.
 """
 
 import http.server
@@ -18,7 +18,7 @@ Vector = Mapping[tuple[str, str], float]
 
 
 def vector(values: Vector) -> dict[str, Any]:
-    """Return the answer to an instant query: series with the labels level and switch."""
+    """Return the response to an instant query: series with labels level and switch."""
     result = [
         {
             "metric": {"level": level, "switch": switch},
@@ -30,9 +30,10 @@ def vector(values: Vector) -> dict[str, Any]:
 
 
 class PrometheusServer:
-    """Context manager: answers on loopback.
+    """Context manager: a server on loopback.
 
-    ``vectors`` are the answers by query; ``answer`` (status and body) takes the place of them all.
+    :ivar vectors: responses by query
+    :ivar answer: status and body of all responses, instead of ``vectors``
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class PrometheusServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile qcow2 files: small uploads that claim much work, each valid by the format.
+"""Hostile qcow2 files: small, valid uploads that cause much work.
 
-Every file is one that QEMU opens.  What differs is what its L2 entries name:
+QEMU opens each of them.  They differ in their L2 entries:
 
-* :func:`aliased`: all of them one compressed cluster;
-* :func:`expanding`: each a short stream of its own that decodes to a whole cluster;
-* :func:`slow`: each a long stream of its own, almost all of it empty deflate blocks;
-* :func:`slow_clusters`: the same, and no two have the same bytes;
-* :func:`empty`: nothing.
+* :func:`aliased`: all name one compressed cluster;
+* :func:`expanding`: each names a short stream that decodes to a whole cluster;
+* :func:`slow`: each names a long stream, mostly of empty deflate blocks;
+* :func:`slow_clusters`: the same, with distinct bytes in all clusters;
+* :func:`empty`: they name nothing.
 """
 
 import struct
@@ -22,9 +22,9 @@ _CODE_LENGTH_ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14,
 
 
 def _empty_block() -> str:
-    """Return the bits, first to last, of a deflate block with dynamic codes and no data.
+    """Return the bits, first to last, of a dynamic deflate block without data.
 
-    A decoder needs a microsecond for its 92 bits, which describe the code that ends the block.
+    A decoder needs a microsecond for its 92 bits, which describe the code of the block's end.
     """
     lengths = {18: 1, 0: 2, 1: 2}
     run, zero, one = "0", "10", "11"
@@ -49,7 +49,7 @@ def _bits(value: int, count: int) -> str:
 _EMPTY_BLOCKS = int((2 * _empty_block())[::-1], 2).to_bytes(23, "little")
 
 Place = Callable[[int], tuple[int, int]]
-"""Returns where in a file's data the stream of a cluster begins, and its length, by its number."""
+"""Maps a cluster's number to its stream's offset in the data, and its length."""
 
 
 def slow_stream(stored_bytes: int, decoded: bytes) -> bytes:
@@ -60,17 +60,17 @@ def slow_stream(stored_bytes: int, decoded: bytes) -> bytes:
 
 
 def longest_stream(cluster_bits: int) -> int:
-    """Return how many stored bytes a compressed cluster can have."""
+    """Return the maximum stored bytes of a compressed cluster."""
     return 2 << cluster_bits
 
 
 def aliased(
     size: int, cluster_bits: int = MAX_CLUSTER_BITS, stored_bytes: int | None = None
 ) -> bytes:
-    """Return a file all of whose L2 entries name one slow compressed cluster.
+    """Return a file whose L2 entries all name one slow compressed cluster.
 
     :param size: bytes of the disk
-    :param stored_bytes: of the cluster; by default as many as an entry can name
+    :param stored_bytes: of the cluster; None: the maximum of an entry
     """
     length = longest_stream(cluster_bits) if stored_bytes is None else stored_bytes
     stream = slow_stream(length, b"\x01" * (1 << cluster_bits))
@@ -78,7 +78,7 @@ def aliased(
 
 
 def expanding(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
-    """Return a file each of whose clusters is a short stream of its own."""
+    """Return a file whose clusters are short streams of their own."""
     cluster_bytes = 1 << cluster_bits
     streams = [
         _deflated(struct.pack(">Q", number + 1) * (cluster_bytes // 8))
@@ -92,11 +92,11 @@ def expanding(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
 
 
 def slow(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
-    """Return a file each of whose clusters is a slow stream that no other entry names.
+    """Return a file whose clusters are distinct slow streams.
 
-    The streams overlap: each ends where the one before it does, and has a few empty blocks more.
+    The streams overlap: all have the same end, and each starts a few empty blocks before the next.
 
-    :param size: bytes of the disk, for which one stream has blocks enough
+    :param size: bytes of the disk; limited by the number of blocks of a stream
     """
     stream = slow_stream(longest_stream(cluster_bits) - 512, b"\x01" * (1 << cluster_bits))
     last = (-(-size // (1 << cluster_bits)) - 1) * len(_EMPTY_BLOCKS)
@@ -110,7 +110,7 @@ def slow(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
 
 
 def slow_clusters(data: bytes, stored_bytes: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
-    """Return a file of a disk whose clusters are slow streams of ``stored_bytes`` each.
+    """Return a disk's file with slow streams of ``stored_bytes`` as clusters.
 
     :param data: the disk, a whole number of clusters
     """
@@ -124,14 +124,14 @@ def slow_clusters(data: bytes, stored_bytes: int, cluster_bits: int = MAX_CLUSTE
 
 
 def empty(size: int, cluster_bits: int = 16) -> bytes:
-    """Return a file of a disk that has nothing but zeros."""
+    """Return a file of a disk that is all zeros."""
     return _file(size, cluster_bits, b"", None)
 
 
 def _file(size: int, cluster_bits: int, data: bytes, place: Place | None) -> bytes:
-    """Return a file with as many L2 tables as its disk needs, and ``data`` behind them.
+    """Return a file with the L2 tables of its disk, followed by ``data``.
 
-    :param place: None: nothing is allocated
+    :param place: None: no cluster is allocated
     """
     cluster_bytes = 1 << cluster_bits
     clusters, per_table = -(-size // cluster_bytes), cluster_bytes // 8

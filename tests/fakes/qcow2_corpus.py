@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small qcow2 files with all that QEMU's tools can make of them, and what a guest reads of each.
+"""Small qcow2 files of all kinds that QEMU's tools make, and their disks' bytes.
 
-The rule: what a guest reads is what ``qemu-img convert`` says, never what this project says.
+``qemu-img convert`` defines the bytes, not this project's code.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ HAS_TOOLS = bool(shutil.which("qemu-img") and shutil.which("qemu-io"))
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One file: how it is made.
+    """A recipe for one file.
 
     :param options: of ``qemu-img create`` and ``convert`` (-o)
-    :param is_converted: made of a picture; else empty, and written to
+    :param is_converted: made from a picture; else created empty
     :param is_compressed: with ``qemu-img convert -c``
-    :param commands: of qemu-io, on the file, afterwards
-    :param image_commands: of qemu-img; ``FILE`` stands for the file
-    :param late_commands: of qemu-io, after those
+    :param commands: first qemu-io commands
+    :param image_commands: qemu-img commands after them; ``FILE`` stands for the file
+    :param late_commands: qemu-io commands after those
     """
 
     name: str
@@ -64,12 +64,12 @@ class Variant:
 
 
 def qemu_img(*words: object) -> None:
-    """Run qemu-img; it must do what it is told."""
+    """Run qemu-img; fail if it fails."""
     subprocess.run(["qemu-img", *map(str, words)], check=True, capture_output=True, timeout=60)
 
 
 def qemu_io(path: pathlib.Path, commands: tuple[str, ...]) -> None:
-    """Run commands on the disk in ``path``; ``abort`` ends it as a crash would."""
+    """Run qemu-io commands on a disk; ``abort`` ends it like a crash."""
     if not commands:
         return
     words = ["qemu-io", "-f", "qcow2", "-d", "unmap", "-t", "unsafe"]
@@ -82,7 +82,7 @@ def qemu_io(path: pathlib.Path, commands: tuple[str, ...]) -> None:
 
 
 def raw_bytes(path: pathlib.Path) -> bytes:
-    """Return what a guest reads, as QEMU says."""
+    """Return the disk's bytes as QEMU reads them."""
     raw = path.with_suffix(".raw")
     qemu_img("convert", "-t", "unsafe", "-f", "qcow2", "-O", "raw", path, raw)
     try:
@@ -92,7 +92,7 @@ def raw_bytes(path: pathlib.Path) -> bytes:
 
 
 def picture(size_bytes: int, seed: int) -> bytes:
-    """Return bytes of all kinds: noise, text, zeros, repeated, in runs of any length."""
+    """Return bytes of all kinds: noise, text, zeros, repeats, in random runs."""
     dice = random.Random(seed)
     parts, left = [], size_bytes
     while left:
@@ -113,7 +113,7 @@ def picture(size_bytes: int, seed: int) -> bytes:
 
 
 def variants() -> Iterator[Variant]:
-    """Yield all files."""
+    """Yield all recipes."""
     for cluster_bytes in CLUSTER_SIZES:
         size = min(max(40 * cluster_bytes, MIB // 4), 4 * MIB) + 3 * 512
         of = f"cluster_size={cluster_bytes}"
@@ -169,7 +169,7 @@ def _preallocated() -> Iterator[Variant]:
 
 
 def _with_a_past() -> Iterator[Variant]:
-    """Yield files to which more happened than writes."""
+    """Yield recipes with more history than writes."""
     yield Variant("empty", "cluster_size=64k", 4 * MIB, False)
     yield Variant("nothing", "cluster_size=64k", 0, False)
     yield Variant("one-sector", "cluster_size=64k", 512, False, commands=("write -P 1 0 512",))
@@ -205,10 +205,10 @@ def _with_a_past() -> Iterator[Variant]:
 
 
 def _random_writes(size_bytes: int, cluster_bytes: int, seed: int) -> Iterator[str]:
-    """Yield compressed writes, and after them writes, zeros and discards at any place."""
+    """Yield compressed writes, then writes, zeros and discards at random places."""
     dice = random.Random(seed)
     clusters = size_bytes // cluster_bytes
-    # QEMU refuses to compress into a cluster that is there.
+    # QEMU refuses a compressed write into an allocated cluster.
     for cluster in sorted(dice.sample(range(clusters), min(10, clusters // 2))):
         yield f"write -c -P {cluster % 255 + 1} {cluster * cluster_bytes} {cluster_bytes}"
     unit = max(512, cluster_bytes // 32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small qcow2 files written by hand, for headers and tables that no tool writes.
+"""Hand-written small qcow2 files, for headers and tables that no tool writes.
 
-The rule: with its defaults it is a sound file that QEMU opens; each test spoils one thing.
+The defaults make a valid file that QEMU opens; each test corrupts one field.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ END_OF_EXTENSIONS = struct.pack(">II", 0, 0)
 
 @dataclasses.dataclass
 class File:
-    """A file to be: header, L1 table, one L2 table, and data behind them, a cluster each.
+    """A file's fields: header, L1 table, one L2 table, and data, a cluster each.
 
-    The refcount table has its cluster and counts nothing.
+    The refcount table has a cluster and counts nothing.
 
     :param l2_entries: words of the L2 table; two for an entry with subclusters
-    :param data: what lies behind the tables
+    :param data: the bytes after the tables
     """
 
     version: int = 3
@@ -54,7 +54,7 @@ class File:
 
     @property
     def data_offset(self) -> int:
-        """Where ``data`` begins."""
+        """The offset of ``data``."""
         return 4 * self.cluster_bytes
 
     def pack(self) -> bytes:
@@ -93,13 +93,13 @@ def _words(words: list[int], length: int) -> bytes:
 
 
 def compressed_entry(offset: int, length: int, cluster_bits: int = 12) -> int:
-    """Return the L2 entry of a compressed cluster whose ``length`` bytes lie at ``offset``."""
+    """Return the L2 entry of a compressed cluster of ``length`` bytes at ``offset``."""
     sectors = (offset + length - 1) // 512 - offset // 512
     return COMPRESSED | sectors << 62 - (cluster_bits - 8) | offset
 
 
 def deflated(data: bytes) -> bytes:
-    """Return ``data`` as QEMU compresses a cluster."""
+    """Return ``data`` as QEMU compresses a cluster with deflate."""
     maker = zlib.compressobj(6, zlib.DEFLATED, -12)
     return maker.compress(data) + maker.flush()
 
@@ -110,7 +110,7 @@ def zstandard_of(data: bytes, *, says_its_size: bool = True) -> bytes:
 
 
 class Bytes:
-    """A file in memory that counts what is read of it."""
+    """A file in memory that counts read bytes."""
 
     name = "image"
 
@@ -120,7 +120,7 @@ class Bytes:
         self.read_bytes = 0
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view``; what lies behind the data and in the file is zeros."""
+        """Fill ``view``; bytes beyond the data are zeros."""
         assert 0 <= offset <= offset + len(view) <= self.size_bytes
         view[:] = self._data[offset : offset + len(view)].ljust(len(view), b"\0")
         self.read_bytes += len(view)

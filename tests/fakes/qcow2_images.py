@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that are stored as qcow2, as qemu-img makes them, and their chunk maps.
+"""Images stored as qcow2 by qemu-img, and their chunk maps.
 
-The reader of the tables here is for well-formed files of qemu-img alone, and shares no code with
-the product's.
+The table reader here handles only files of qemu-img, and shares no code with the product.
 """
 
 import pathlib
@@ -37,7 +36,7 @@ KINDS: dict[str, Sequence[str]] = {
 
 
 def some_bytes(length: int, seed: int = 0) -> bytes:
-    """Return bytes of which some compress, some do not and some are zeros."""
+    """Return a mix of compressible, incompressible and zero bytes."""
     noise = local.random_bytes(length, seed, zero_share=0.3)
     text = (b"%d lines of text that compresses well\n" % seed) * (length // 20)
     parts = []
@@ -47,7 +46,7 @@ def some_bytes(length: int, seed: int = 0) -> bytes:
 
 
 def converted(raw: pathlib.Path, path: pathlib.Path, options: Sequence[str] = DEFLATED) -> None:
-    """Make a qcow2 file of a raw one."""
+    """Make a qcow2 file from a raw file."""
     runs.tool(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", *options, raw, path])
 
 
@@ -57,9 +56,9 @@ def add(
     options: Sequence[str] = DEFLATED,
     chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES,
 ) -> ids.ImageId:
-    """Write an image as qcow2, and its map, into a folder of images; return its id.
+    """Write an image as qcow2 and its map into an image folder; return its id.
 
-    ``data`` ends with a sector.
+    ``data`` is a whole number of sectors.
     """
     image_id = ids.parse_image_id(str(uuid.uuid4()))
     raw = images.folder.parent / "as-guests-read-it"
@@ -72,9 +71,9 @@ def add(
 
 
 def map_of(stored: bytes, data: bytes, image_id: ids.ImageId, chunk_bytes: int) -> bytes:
-    """Return the chunk map of an image that is stored as qcow2.
+    """Return the chunk map of an image stored as qcow2.
 
-    :param data: what guests read
+    :param data: the disk's content
     """
     cut = geometry.Geometry(len(data), chunk_bytes)
     entries = [layout.pack(extent) for extent in layout.merge_adjacent(extents_of(stored), cut)]
@@ -85,7 +84,7 @@ def map_of(stored: bytes, data: bytes, image_id: ids.ImageId, chunk_bytes: int) 
 
 
 def extents_of(stored: bytes) -> Iterator[layout.Extent]:
-    """Yield where the bytes of a qcow2 file's disk are; of compressed ones, up to a sector."""
+    """Yield a qcow2 file's extents; compressed ones end at a sector boundary."""
     version, bits, size_bytes = struct.unpack_from(">4xI12xIQ", stored)
     features = struct.unpack_from(">Q", stored, 72)[0] if version == 3 else 0
     codec = layout.Codec.DEFLATE

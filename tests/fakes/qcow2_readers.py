@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks in acstor's qcow2 files, as readers see them that are neither QEMU nor acstor.
+"""Third-party readers of acstor's qcow2 files, besides QEMU.
 
-``tools/outside-tests.sh readers`` builds the programs, names their folder in the environment, and
-counts in ``READ`` there what they read.  Without that folder, QEMU is the only reader.
+``tools/outside-tests.sh readers`` builds the programs, passes their folder in the environment,
+and counts their reads in its file :data:`READ`.  Without that folder, QEMU is the only reader.
 """
 
 import os
@@ -13,13 +13,13 @@ FOLDER = "ACSTOR_TEST_QCOW2_READERS"
 READ = "read"
 DATA_FILE = 1 << 2  # a bit of incompatible_features
 FEATURES = {"imago": DATA_FILE, "qcow2_rs": 0}
-"""The incompatible features that each reader knows."""
+"""The incompatible features that each reader supports."""
 _AT_FEATURES = 72
 _DEADLINE_S = 60
 
 
 def check(image: pathlib.Path, disk: bytes, data_file: pathlib.Path | None = None) -> None:
-    """Check that each reader that knows a file's features reads these bytes."""
+    """Check that each reader that supports a file's features reads these bytes."""
     if FOLDER not in os.environ:
         return
     folder = pathlib.Path(os.environ[FOLDER])

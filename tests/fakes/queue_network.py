@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network of slow links with the queues that real ones have, in virtual time.
+"""A network of slow links with realistic queues, in virtual time.
 
-Each host has a token bucket up and one down, and a FIFO queue before each; each stream between two
-hosts is a TCP connection with small queues in the kernel, a window that grows and is halved where
-queues are long, and acknowledgements that wait in the queues of the way back.  Who receives handles
-messages of a stream in their order, after a moment.
+Each host has a token bucket and a FIFO queue in each direction.  Each stream between two hosts is
+a TCP connection with TCP small queues, a congestion window that grows and is halved at long
+queues, and acknowledgements that wait in the reverse path's queues.  A receiver handles messages
+of a stream in order, after a short delay.
 
-Its parameters are the lab's; benchmark M1 says how far the patterns of P1, P2, P3 and P11 are from
-the lab on it (doc/source/contributor/benchmarks.rst).
+Its parameters are the lab's.  Benchmark M1 states the differences between the lab and this network
+for the patterns of P1, P2, P3 and P11 (doc/source/contributor/benchmarks.rst).
 """
 
 import collections
@@ -24,9 +24,9 @@ SMALL_QUEUE = 2
 SEGMENT_BYTES, ACK_BYTES = 1448, 66
 MOST_WINDOW_BYTES = 262_144
 HANDLED_S = (0.0003, 0.003)
-"""After so long a message that has come is handled."""
+"""Delay range of handling an arrived message."""
 LOOK_S = 0.004
-"""The kernel tells nobody of acknowledgements: who waits for them looks this often."""
+"""Polling interval for acknowledgements: the kernel has no event for them."""
 IDLE_S = 0.2
 PROPAGATION_S = 0.0001
 
@@ -61,7 +61,7 @@ class _Stream:
 
 
 class _Port:
-    """A host's link; ``up_s`` and ``down_s`` are when its buckets are through with what came."""
+    """A host's link; ``up_s``, ``down_s``: when its buckets have passed all traffic."""
 
     __slots__ = ("down_s", "is_busy", "queue", "queued_bytes", "rate", "up_s")
 
@@ -76,9 +76,9 @@ class _Port:
 class QueueNetwork:
     """Hosts, their links, and the clock.
 
-    :param link_bytes_per_s: of every link, headers off
+    :param link_bytes_per_s: of each link, without headers
     :param burst_bytes: depth of the token buckets
-    :param queue_s: length of a queue from which on senders slow down
+    :param queue_s: queue length above which senders slow down
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class QueueNetwork:
         self._ports[host] = _Port(self._rate)
 
     def slow_down(self, host: str, times: float) -> None:
-        """Give a host's link a part of its rate."""
+        """Divide the rate of a host's link by ``times``."""
         self._ports[host].rate /= times
 
     def call_at(self, when: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something at a time, not before now."""
+        """Schedule a call; times in the past mean now."""
         when = max(when, self.now)
         heapq.heappush(self._agenda, (when, next(self._numbers), call, arguments))
 
     def run(self, until_s: float, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until nothing is left to do, or it is ``until_s``, or all is done."""
+        """Run events until none is left, ``until_s``, or ``is_done``."""
         while self._agenda and self._agenda[0][0] <= until_s and not is_done():
             self.now, _, call, arguments = heapq.heappop(self._agenda)
             call(*arguments)
@@ -125,10 +125,10 @@ class QueueNetwork:
         arrive: Callable[[], None],
         acknowledged: Callable[[], None] | None = None,
     ) -> None:
-        """Send a message on a stream, behind what waits there.
+        """Queue a message on a stream.
 
-        :param arrive: is called when it is handled at ``to``
-        :param acknowledged: is called when the sender can know that it is there
+        :param arrive: called when ``to`` handles it
+        :param acknowledged: called when the sender sees its acknowledgement
         """
         self.sent[sender] += 1
         stream = self._streams.get((sender, to, name))
@@ -166,7 +166,7 @@ class QueueNetwork:
         self.call_at(port.up_s, self._left, packet)
 
     def _left(self, packet: tuple[_Stream, _Item, int, bool]) -> None:
-        """A packet has left its host's link, and stands in the queue of the other one."""
+        """Handle a packet that left its uplink: queue it at the receiver's downlink."""
         stream, _, count, _ = packet
         port, target = stream.source, stream.target
         port.queued_bytes -= count
@@ -204,7 +204,7 @@ class QueueNetwork:
         stream.window += count if is_slow_start else SEGMENT_BYTES * count / stream.window
         stream.window = min(stream.window, float(MOST_WINDOW_BYTES))
         before, item.unacknowledged = item.unacknowledged, item.unacknowledged - count
-        near = 16_384  # nearly all of it is enough: the rest is on its way
+        near = 16_384  # almost all of it suffices: the rest is in flight
         if item.acknowledged and item.unacknowledged <= near and (before > near or count == before):
             call, item.acknowledged = item.acknowledged, None
             self.call_at(self.now + self.rng.random() * LOOK_S, call)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud on slow links that have queues (``queue_network``): what the exchange takes on them."""
+"""A cloud on links with queues (``queue_network``), to measure the exchange."""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -16,9 +16,9 @@ SOURCE_STREAMS = 8
 
 
 class QueueWorld(transfer_world.World):
-    """Hosts and the source have links of one rate.
+    """Hosts and a source with links of equal rate.
 
-    :param link_bytes_per_s: headers included
+    :param link_bytes_per_s: including headers
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class QueueWorld(transfer_world.World):
         kind: type[transfer_world.Host] = transfer_world.Host,
         **settings: Any,
     ) -> transfer_world.Host:
-        """Put a host in its place."""
+        """Add a host."""
         self.hosts[name] = kind(self, name, **settings)
         return self.hosts[name]
 
     def worsen(self, name: ids.HostId, kind: str) -> None:
-        """Let a host be dead, frozen (its kernel goes on), or slow, from now on."""
+        """Make a host dead, frozen (its kernel still runs), or slow from now on."""
         host = self.hosts[name]
         host.is_dead = kind == "dead"
         if kind == "frozen":
@@ -79,14 +79,14 @@ class QueueWorld(transfer_world.World):
         def arrive() -> None:
             self.hosts[to].receive(sender.name, connection, message)
 
-        # Each host's requests have a connection; answers go the other way on it.
+        # Each host's requests have a connection; answers use its other direction.
         name = "answers" if connection[0] == to else "requests"
         self.network.send(sender.name, to, name, size_bytes, arrive, acknowledged)
 
     def from_source(
         self, host: transfer_world.Host, length: int, delay_s: float, arrive: Callable[[], None]
     ) -> None:
-        """Ask the source, on one of some connections; it answers at once."""
+        """Read from the source on one of its connections; the source replies at once."""
         self._ranges += 1
         stream = f"{host.name}/{self._ranges % SOURCE_STREAMS}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What feeds an engine, without one: it notes what is requested and cancelled."""
+"""A stand-in for the engine's driver that records requests and cancellations."""
 
 import types
 from collections.abc import Hashable
@@ -11,7 +11,7 @@ RUN_CHUNKS = 4
 
 
 class QuietDriver:
-    """Stands in for ``engine_driver.EngineDriver``; ``why`` is what a request fails with."""
+    """Stands in for ``engine_driver.EngineDriver``; ``why``: failure of requests."""
 
     def __init__(self) -> None:
         self.runs: list[Any] = []
@@ -23,7 +23,7 @@ class QuietDriver:
         )
 
     def handle_event(self, event: Any, *what: Any) -> str:
-        """Note an event."""
+        """Call an event's method."""
         return event(*what)  # type: ignore[no-any-return]
 
     def _request(self, batches: Any, priority: Any) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Glance whose store gives no ranges, as a behaviour of ``http_server``: all or nothing."""
+"""A Glance whose store supports no ranges, as a behaviour of ``http_server``."""
 
 import collections
 import threading
@@ -9,10 +9,11 @@ from tests.fakes import http_server
 
 
 class Rangeless:
-    """Refuses ranges as Glance does; whole files come as ``streams`` say, used up one a request.
+    """Refuses ranges as Glance does; ``streams`` serve whole files, one per request.
 
-    :param refuse: what answers a range
-    :ivar whole: how often each path was asked for whole; ``ranges``: how often for a range
+    :param refuse: responds to a range request
+    :ivar whole: number of full requests, by path
+    :ivar ranges: number of range requests, by path
     """
 
     def __init__(self, refuse: http_server.Behaviour | None = None) -> None:
@@ -34,7 +35,7 @@ class Rangeless:
 
 
 def cut(after_bytes: int) -> http_server.Behaviour:
-    """Hang up in the midst of the whole."""
+    """Disconnect in the middle of the file."""
 
     def behave(handler, asked):
         part = asked.body[:after_bytes]
@@ -58,7 +59,7 @@ def held_back(after_bytes: int, go_on: threading.Event) -> http_server.Behaviour
 
 
 def trickling(every_s: float, part_bytes: int = 1) -> http_server.Behaviour:
-    """Send the whole a few bytes at a time, never silent for long."""
+    """Send the file a few bytes at a time, without long pauses."""
 
     def behave(handler, asked):
         handler.send_response(200)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A peer under a test's control: it connects to an agent as any host, and sends any message."""
+"""A peer under a test's control: it connects to an agent and sends any message."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ AS_HOME = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
 
 
 def context_of(files: identity_files.IdentitySet, protocol: str = "secure") -> ssl.SSLContext:
-    """Return the TLS context of a host with these files, which takes any certificate."""
+    """Return the TLS context of a host with these files; it accepts any certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -37,7 +37,7 @@ def context_of(files: identity_files.IdentitySet, protocol: str = "secure") -> s
 
 
 def _agree(link: ssl.SSLSocket) -> tuple[socket.socket, peer_encryption.Keys]:
-    """Exchange secrets by TLS; return the TCP connection, and the keys derived from them."""
+    """Exchange secrets by TLS; return the TCP connection and the derived keys."""
     ours, theirs = os.urandom(peer_encryption.SECRET_BYTES), b""
     with contextlib.suppress(ConnectionError, ssl.SSLError):  # the agent refuses the certificate
         link.sendall(ours)
@@ -49,10 +49,10 @@ def _agree(link: ssl.SSLSocket) -> tuple[socket.socket, peer_encryption.Keys]:
 
 
 class RawPeer:
-    """One connection to an agent.
+    """A connection to an agent.
 
-    :param name: the host that it says it is
-    :param files: its certificate and key; None for clear text
+    :param name: the host name it claims
+    :param files: its certificate and key; None: no encryption
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class RawPeer:
         self.link.close()
 
     def send(self, *messages: peer_wire.Message) -> None:
-        """Send messages; what a timeout leaves unsent goes first next time."""
+        """Send messages; after a timeout, the next call sends the rest first."""
         self._unsent += self.encoded(*messages)
         while self._unsent:
             del self._unsent[: self.link.send(self._unsent)]
 
     def encoded(self, *messages: peer_wire.Message) -> bytes:
-        """Return messages as bytes, which must be sent next: the cipher counts frames."""
+        """Return encoded messages, to be sent next: the cipher counts frames."""
         frames = [peer_wire.encode(message, self._ours) for message in messages]
         return b"".join([b"".join(frame) for frame in frames])
 
     def hear(self) -> peer_wire.Message | None:
-        """Return the agent's next message; None when it hangs up."""
+        """Return the agent's next message, None when it disconnects."""
         with contextlib.suppress(ConnectionError):
             while data := self.link.recv(65536):
                 for message in self._receiver.feed_bytes(data):
@@ -103,7 +103,7 @@ class RawPeer:
         return None
 
     def greet(self) -> peer_wire.Message | None:
-        """Send Hello; return the answer."""
+        """Send Hello; return the reply."""
         with contextlib.suppress(ConnectionError):
             self.send(peer_wire.Hello(self.name, self._klass, 1))
         return self.hear()
@@ -117,7 +117,7 @@ class RawPeer:
         cid: ids.Cid,
         proof: bytes | None = None,
     ) -> peer_wire.Message | None:
-        """Ask for something; return the answer."""
+        """Request a chunk; return the reply."""
         self._last_id += 1
         shown = proof or peer_wire.proof_of(cid, self.name, ids.HostId(asked))
         request = peer_wire.ChunkRequest(
@@ -129,7 +129,7 @@ class RawPeer:
 
 @contextlib.contextmanager
 def greeted(port: int, name: str, files: identity_files.IdentitySet | None) -> Iterator[RawPeer]:
-    """Give a peer that has exchanged Hello with the agent."""
+    """Yield a peer after the handshake with the agent."""
     with RawPeer(port, name, files) as peer:
         assert isinstance(peer.greet(), peer_wire.Hello)
         yield peer

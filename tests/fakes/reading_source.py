@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For sources of tests that say what one read of a range gives, and nothing more."""
+"""A base for test sources that only define a range read."""
 
 import trio
 
@@ -9,9 +9,9 @@ from acstor_common import errors
 
 
 class ReadingSource(base.Source):
-    """Reads pieces by its ``read``, those that follow each other at once, and checks them.
+    """Reads pieces by its ``read``, each contiguous run at once, and checks them.
 
-    Whoever wants ``read`` itself to fail, lie or wait overrides it.
+    Tests override ``read`` to fail, send wrong bytes or wait.
     """
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
@@ -20,7 +20,7 @@ class ReadingSource(base.Source):
 
 
 async def read_side_by_side(source: base.Source, blob: base.Blob, length: int, piece: int) -> bytes:
-    """Read all of a blob in pieces that are asked for at once."""
+    """Read a whole blob in concurrent pieces."""
     got: dict[int, bytes] = {}
 
     async def read(offset: int) -> None:
@@ -40,20 +40,20 @@ class _Reading(driver.Driver):
 
     @classmethod
     def from_conf(cls, group: object) -> "_Reading":
-        """No option makes one."""
+        """Not supported: no options."""
         raise errors.Unusable("a test's source", "it has no options", "Make it")
 
     @property
     def location(self) -> str:
-        """The source's place."""
+        """The source's location."""
         return self._source.location
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Ask the source."""
+        """Return the blob's size from the source."""
         return await self._source.size_bytes(blob)
 
     async def fill_run(self, run: driver.BlobRun) -> None:
-        """Read the range that the run is."""
+        """Read the run's range."""
         run.fill_first(await self._source.read(run.blob, run.offset, run.length))
 
     async def aclose(self) -> None:

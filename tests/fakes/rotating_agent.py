@@ -3,10 +3,9 @@
 
     python -m tests.fakes.rotating_agent COUNTS ARGUMENTS...
 
-Each read and write of slab files, and of what guests wrote to their disks, takes as
-long as the model of a disk says, in real time and one at a time, and nothing is found
-in the page cache.  Workers are forked from the agent, so they are on the same disk.
-What the disk did is counted in the file COUNTS (see :func:`counts`).
+Each read and write of slab files and of guests' disk files takes the time of a disk model, in
+real time and one at a time, without a page cache.  Workers are forked from the agent, so they
+share the disk.  The file COUNTS has the disk's counters (see :func:`counts`).
 """
 
 import mmap
@@ -26,18 +25,18 @@ from acstor_agent.disks import disk_files
 from tests.fakes import rotating_disk
 
 SLAB_BYTES = 1 << 30
-"""Slab files lie this far from each other at least."""
+"""Distance of slab files on the disk."""
 DISKS_AT = 100 << 30
 DISK_BYTES = 12 << 30
-"""Guests' disks lie behind the slab files, this far from each other."""
+"""Distance of guests' disks, which follow the slab files."""
 COUNTED = ("zero", "near", "far", "busy_us")
 _COUNTS = struct.Struct("<4q")
 
 
 class RotatingStore:
-    """Keeps the one who uses the disk waiting.
+    """Delays each disk request by the model's time.
 
-    :param counts_file: where it counts seeks by their distance, and its busy time
+    :param counts_file: its counters: seeks by distance, and busy time
     """
 
     def __init__(self, counts_file: pathlib.Path) -> None:
@@ -50,7 +49,7 @@ class RotatingStore:
             self._counts = mmap.mmap(file.fileno(), _COUNTS.size)
 
     def use(self, place: int, length: int) -> None:
-        """Wait until a request is done."""
+        """Wait for a request."""
         with self._lock:
             took_s = self._disk.serve_s(place, length, time.monotonic())
             self._count(abs(place - self._head), took_s)
@@ -64,22 +63,22 @@ class RotatingStore:
         self._counts[:] = _COUNTS.pack(*counts)
 
     def use_slab(self, slab_no: int, offset: int, length: int) -> None:
-        """Use a part of a slab file."""
+        """Wait for access to a part of a slab file."""
         self.use(slab_no * SLAB_BYTES + offset, length)
 
     def use_disk(self, path: pathlib.Path, offset: int, length: int) -> None:
-        """Use a part of a guest's disk; they lie in the order of their first use."""
+        """Wait for access to a part of a guest's disk; disks lie in order of first use."""
         number = self._disks.setdefault(path, len(self._disks))
         self.use(DISKS_AT + number * DISK_BYTES + offset, length)
 
 
 def counts(file: pathlib.Path) -> dict[str, int]:
-    """Return what a disk has counted: seeks of no, a short and a long way, and us of work."""
+    """Return a disk's counters: no, short and long seeks, and busy time in us."""
     return dict(zip(COUNTED, _COUNTS.unpack(file.read_bytes()), strict=True))
 
 
 def install(store: RotatingStore) -> None:
-    """Put a disk under the slab files and the guests' disks of this process."""
+    """Emulate a disk under this process's slab files and guests' disks."""
     _under_slabs(store)
     _under_disks(store)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that send samples over a real broker to a real decision service, and say what they want."""
+"""Hosts that send any samples over a real broker to a real decision service."""
 
 import pathlib
 import time
@@ -20,7 +20,7 @@ WAIT_S = 30.0
 
 
 class Sender:
-    """One host: an identity that sends samples."""
+    """A host's identity, which signs samples."""
 
     def __init__(self, instance: decision.Instance, folder: pathlib.Path, name: str) -> None:
         decision.manage(instance.config_file, "authority", "issue", name, "--out", str(folder))
@@ -28,7 +28,7 @@ class Sender:
         self._identity = [(folder / file).read_bytes() for file in ("key.pem", "cert.pem")]
 
     def next(self, **fields: Any) -> dict[str, Any]:
-        """Return the next sample as it is sent."""
+        """Return the next sample, encoded."""
         self.number += 1
         address = f"127.0.0.{self.name[1:]}:7201"
         own = {
@@ -44,7 +44,7 @@ class Sender:
 
 
 class Bus:
-    """The broker, for who has its password."""
+    """A client of the broker with its password."""
 
     def __init__(self, folder: pathlib.Path, url: str) -> None:
         path = folder / "publisher.conf"

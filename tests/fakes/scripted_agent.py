@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent's control socket in a thread, that answers each kind of request as it is told."""
+"""An agent's control socket in a thread, with scripted responses."""
 
 import contextlib
 import pathlib
@@ -14,9 +14,9 @@ Answer = Callable[[control_wire.AnyRequest], bytes]
 
 
 class ScriptedAgent:
-    """What was asked, and what is answered.
+    """The requests received, and the responses.
 
-    :param answers: by kind of request: the bytes that the client gets
+    :param answers: response bytes by kind of request
     """
 
     hangs_up = False
@@ -45,28 +45,28 @@ class ScriptedAgent:
                 with contextlib.suppress(OSError):
                     client.sendall(self.answers[type(request)](request))
                     if not self.hangs_up:
-                        lines.read()  # until the client goes
+                        lines.read()  # until the client disconnects
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop serving."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(10)
 
 
 def done(result: object = None) -> Answer:
-    """Answer that it is done."""
+    """Return a success response."""
     return lambda request: control_wire.encode(control_wire.Done(result))
 
 
 def failed(kind: str, error: str) -> Answer:
-    """Answer that it cannot be done."""
+    """Return an error response."""
     return lambda request: control_wire.encode(control_wire.Failed(kind, error))
 
 
 @contextlib.contextmanager
 def running(path: pathlib.Path, answers: dict[type, Answer]) -> Iterator[ScriptedAgent]:
-    """Run one for the length of a block."""
+    """Run one for the block."""
     agent = ScriptedAgent(path, answers)
     try:
         yield agent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of servers that tests run until a block ends."""
+"""Server threads that run for a block."""
 
 import contextlib
 import http.server
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 def accepting(
     listener: socket.socket, accept_all: Callable[[], None], links: Iterable[socket.socket] = ()
 ) -> Iterator[None]:
-    """Run ``accept_all``, which ends with the listener; then end the connections, too."""
+    """Run ``accept_all`` until the listener is shut down; then close connections."""
     thread = threading.Thread(target=accept_all)
     thread.start()
     try:
@@ -27,7 +27,7 @@ def accepting(
 
 @contextlib.contextmanager
 def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run ``work`` in a thread until the block ends, which sets its event."""
+    """Run ``work`` in a thread for the block; set its event at the end."""
     is_over = threading.Event()
     thread = threading.Thread(target=work, args=(is_over,))
     thread.start()
@@ -39,7 +39,7 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def shut_down(links: Iterable[socket.socket]) -> None:
-    """End connections, of which some may have ended."""
+    """Shut connections down; ignore ended ones."""
     for link in links:
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
@@ -47,7 +47,7 @@ def shut_down(links: Iterable[socket.socket]) -> None:
 
 @contextlib.contextmanager
 def serving(server: http.server.ThreadingHTTPServer) -> Iterator[None]:
-    """Answer requests; the end of the block waits for none of them."""
+    """Serve requests for the block; do not wait for pending ones at its end."""
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file system whose files lie on devices that take their time: ``python -m`` this, ``PLAN``.
+"""A FUSE file system on modelled devices: ``python -m`` this, ``PLAN``.
 
 PLAN is a JSON file::
 
     {"devices": {"images": "hdd"}, "mount_point": "/…", "report": "/…",
      "files": [{"name": "a.raw", "path": "/…", "at": 0, "device": "images", "is_written": false}]}
 
-A file without a device keeps nobody waiting.  Files are shown in one folder; the bytes are those of
-``path`` (several files may show the same ones, each at another place of a device).  Above it the
-kernel does what it does above each disk: page cache and read-ahead.  Writes are written through.
-At SIGTERM the file ``report`` says what the devices were asked.
+All files are in one folder; ``path`` has a file's bytes.  Several files may share a path, each at
+another offset of a device.  A file without a device has no delay.  The kernel uses page cache
+and read-ahead as on a disk; writes are written through.  At SIGTERM it writes the devices'
+request counters to the file ``report``.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ FIRST_INODE = 2
 
 @dataclasses.dataclass
 class File:
-    """One of the files."""
+    """A file of the plan."""
 
     fd: int
     at: int
@@ -43,7 +43,7 @@ class File:
 
 @dataclasses.dataclass
 class Report:
-    """What the devices were asked."""
+    """Requests to the devices."""
 
     reads: int = 0
     read_bytes: int = 0
@@ -52,7 +52,7 @@ class Report:
 
 
 class Store(pyfuse3.Operations):
-    """A folder of files that lie on devices."""
+    """A folder of files on devices."""
 
     enable_writeback_cache = False
 
@@ -107,17 +107,17 @@ class Store(pyfuse3.Operations):
         return os.pwrite(file.fd, buf, off)
 
     async def fsync(self, fh, datasync):
-        """Everything has been written through."""
+        """Do nothing: writes are written through."""
 
     async def flush(self, fh):
-        """Everything has been written through."""
+        """Do nothing: writes are written through."""
 
     async def release(self, fh):
-        """Nothing is kept for an open file."""
+        """Do nothing: open files have no state."""
 
 
 async def serve(plan: dict[str, Any]) -> dict[str, int]:
-    """Show the files of a plan until SIGTERM; return what devices were asked."""
+    """Serve the files of a plan until SIGTERM; return the request counters."""
     devices = {name: shaped_devices.KINDS[kind]() for name, kind in plan["devices"].items()}
     files = {
         one["name"]: File(
@@ -136,7 +136,7 @@ async def serve(plan: dict[str, Any]) -> dict[str, int]:
 
 
 def main() -> int:
-    """Show the files of the plan that the command names."""
+    """Serve the files of the plan in the argument."""
     plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
     report = trio.run(serve, plan)
     pathlib.Path(plan["report"]).write_text(json.dumps(report))

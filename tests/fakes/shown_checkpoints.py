@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a disk has whose file an agent has made of a checkpoint, by the library alone."""
+"""The content of a disk that an agent restored, read by the library alone."""
 
 from acstor_common.disks import disk_delta
 from acstor_common.disks import qcow2
@@ -7,7 +7,7 @@ from tests.fakes import qcow2_files
 
 
 def over(raw: bytes, image: bytes) -> bytes:
-    """Return the disk that a qcow2 file is, over the image that it lies on."""
+    """Return the disk of a qcow2 file over its backing image."""
     file = qcow2.Qcow2(qcow2_files.Bytes(raw), may_have_backing=True)
     disk = bytearray(image.ljust(file.virtual_size, b"\0"))
     for at, length, kind in file.iter_changes():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that accepts connections, reads what comes, and never answers."""
+"""A server that accepts connections, reads, and never responds."""
 
 import contextlib
 import socket
@@ -11,20 +11,20 @@ LOOPBACK = "127.0.0.1"
 
 
 class SilentServer:
-    """What a test holds of the server; ``connections`` counts those that were accepted."""
+    """A running server; ``connections`` counts the accepted ones."""
 
     def __init__(self, address: str) -> None:
         self.address, self.connections = address, 0
 
     @property
     def url(self) -> str:
-        """The address as a URL of HTTP."""
+        """The server's HTTP URL."""
         return f"http://{self.address}"
 
 
 @contextlib.contextmanager
 def serve(host: str = LOOPBACK) -> Iterator[SilentServer]:
-    """Accept connections on a free port until the block ends."""
+    """Accept connections on a free port for the block."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server((host, 0), backlog=128))
         made = SilentServer(f"{host}:{listening.getsockname()[1]}")

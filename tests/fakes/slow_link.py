@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link to a port of the loopback whose answers take their time."""
+"""A relay to a loopback port that delays responses."""
 
 import contextlib
 import socket
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def slow_link(port: int, delay_s: float) -> Iterator[int]:
-    """Pass on connections to ``port`` until the block ends; yield the port to connect to.
+    """Relay connections to ``port`` for the block; yield the relay's port.
 
-    :param delay_s: what comes back is held so long, piece by piece
+    :param delay_s: delay of each received piece of a response
     """
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as ends:
         threads = [threading.Thread(target=_accept, args=(listener, port, delay_s, ends))]

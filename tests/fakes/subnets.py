@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that lie in a subnet each, behind one router, with IPv6 and nothing else."""
+"""Hosts in subnets of their own behind one router, IPv6 only."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ WAIT_S = 10.0
 
 @contextlib.contextmanager
 def ipv6_hosts(*names: str) -> Iterator[list[network.Host]]:
-    """Make a network namespace for each host, and the router; they go with the block.
+    """Make a network namespace per host, and the router, for the block.
 
-    An address is in brackets, as it is written before a port.
+    Addresses are in brackets, as in front of a port.
     """
     network.check_machine()
     with runs.Run() as run:
@@ -35,7 +35,7 @@ def ipv6_hosts(*names: str) -> Iterator[list[network.Host]]:
 
 
 def _connect(router: network.Host, host: network.Host, prefix: str) -> None:
-    """Make a host and its link to the router, which is the way to all other subnets."""
+    """Make a host and its link to the router, its default gateway."""
     runs.tool(["ip", "netns", "add", host.namespace])
     peer = f"type veth peer name eth0 netns {host.namespace}"
     _batch(router, f"link add {host.name} {peer}", f"addr add {prefix}1/64 dev {host.name} nodad")
@@ -50,6 +50,6 @@ def _batch(host: network.Host, *commands: str) -> None:
 
 
 def _wait_usable(host: network.Host) -> None:
-    """Wait until no address of a host is tentative any more."""
+    """Wait until no address of a host is tentative."""
     tentative = lambda: host.run(["ip", "-6", "addr", "show", "tentative"])  # noqa: E731
     runs.wait_for(lambda: not tentative(), WAIT_S, host.name, tentative)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of a disk, made by the library alone, kept by real vaults."""
+"""A checkpoint of a disk in real vaults, made by the library alone."""
 
 import pathlib
 from collections.abc import Sequence
@@ -57,11 +57,11 @@ class TakenCheckpoint:
 
     @property
     def manifest_name(self) -> str:
-        """What the sealed manifest is called."""
+        """The name of the sealed manifest."""
         return checkpoint_encryption.manifest_name(self.manifest).hex()
 
     def put(self, holders: Sequence[vaults.Vault]) -> None:
-        """Let vaults keep it."""
+        """Store it in vaults."""
         for holder in holders:
             with self.owner.client(holder) as client:
                 client.put(object_names.VaultDisk(self.owner.name, self.disk), self.chunks)
@@ -72,7 +72,7 @@ class TakenCheckpoint:
     def told(
         self, checkpoint_id: str, holders: Sequence[vaults.Vault]
     ) -> messages.RegisteredCheckpoint:
-        """Return what its host tells the decision service."""
+        """Return its registration by its owner at the decision service."""
         subject = self.subject
         return messages.RegisteredCheckpoint(
             checkpoint_id=checkpoint_id,
@@ -95,12 +95,12 @@ class TakenCheckpoint:
 
 
 def address_of(vault: vaults.Vault) -> str:
-    """Return where a vault listens."""
+    """Return a vault's address."""
     return f"127.0.0.1:{vault.port}"
 
 
 def changed_chunks(now: pathlib.Path, image: pathlib.Path, chunk_bytes: int) -> dict[int, bytes]:
-    """Return the chunks of a raw disk that differ from its image, of the same length."""
+    """Return the chunks of a raw disk that differ from its image of equal length."""
     is_now, was = now.read_bytes(), image.read_bytes()
     starts = range(0, len(is_now), chunk_bytes)
     return {

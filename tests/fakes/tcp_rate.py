@@ -31,7 +31,7 @@ with socket.create_connection((sys.argv[1], 9000)) as link:
 def measure_mbit(
     sender: network.Host, receiver: network.Host, *, settle_s: float = 0.3, length_s: float = 1.3
 ) -> float:
-    """Return the rate in Mbit/s, payload only, after the first ``settle_s`` of ``length_s``."""
+    """Return the payload rate in Mbit/s, after the first ``settle_s`` of ``length_s``."""
     with receiver.popen(
         [sys.executable, "-c", _RECEIVE, receiver.address, str(settle_s)],
         stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of ``transfer_hosts`` that read batches, and compare what they get."""
+"""Guests of ``transfer_hosts`` that read batches and compare the data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Priority = priority.Priority
 
 
 class Guest:
-    """Reads batches, one after the other, again after a crash, and compares."""
+    """Reads and compares batches; repeats unfinished ones after a crash."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class Guest:
 
     @property
     def is_done(self) -> bool:
-        """Say that all is read."""
+        """Whether all batches are read."""
         return not self.left and not self.in_flight
 
     def begin_anew(self) -> None:
-        """Begin, or begin anew what was under way when the host was killed."""
+        """Start, or restart the reads in flight when the host was killed."""
         self._life = self.host.lives
         self.left += self.in_flight.values()
         self.in_flight = {}

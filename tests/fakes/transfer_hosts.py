@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in virtual time whose rules are the product's own, and which are watched at all they do.
+"""Hosts in virtual time that run the product's core, with checks of each action.
 
-They are the simulator's shells (``acstor_simulator.model.virtual_host``) on a network of
-``link_network``, whose messages travel on connections as TCP has them: in order, whole, or not at
-all, when a connection breaks both ends hear of it.  Beside that a host has lives, a cache that
-loses chunks, and images that it does not know.  Those that are not honest are in
-``transfer_strangers``.
+They are the simulator's hosts (``acstor_simulator.model.virtual_host``) on a ``link_network``,
+whose connections behave like TCP: in order and reliable until they break, which both ends see.
+In addition a host can restart, evict chunks, and have unknown images.  ``transfer_strangers``
+has the malicious hosts.
 """
 
 import random
@@ -33,14 +32,15 @@ class Host(virtual_host.VirtualHost):
     """An honest host.
 
     :param world: a ``transfer_world.World``
-    :ivar attached: images that it mirrors; None: all that there are
-    :ivar is_deaf: it reads no answers
-    :ivar refuses: an image that it does not know, whatever it is asked
-    :ivar found: what was in the cache when this life began, and is since
-    :ivar came: what came in this life, and by which names
-    :ivar heard: is told what others have; ``let_go``: what has left the cache
-    :ivar judged: hosts that the event that is carried out has put into backoff
-    :ivar told_before: the neighbours by the table before this one: what waited is for them
+    :ivar attached: mirrored images; None: all
+    :ivar is_deaf: it reads no responses
+    :ivar refuses: an image that it treats as all zeros
+    :ivar found: CIDs cached since the start of this life
+    :ivar came: CIDs and OIDs of chunks that arrived in this life
+    :ivar heard: called with each accepted announcement
+    :ivar let_go: called with evicted CIDs
+    :ivar judged: hosts put into backoff by the current event
+    :ivar told_before: neighbours by the previous table, which may still receive announcements
     """
 
     is_deaf = False
@@ -62,7 +62,7 @@ class Host(virtual_host.VirtualHost):
         self.start()
 
     def start(self) -> None:
-        """Begin a life, with what is in the cache."""
+        """Start a life with the cache's content."""
         self.lives += 1
         self.is_dead = False
         self.reset_state()
@@ -84,7 +84,7 @@ class Host(virtual_host.VirtualHost):
         self.core.context.now = self.world.now
 
     def evict(self, cids: Sequence[ids.Cid]) -> None:
-        """Let chunks leave the cache."""
+        """Evict chunks from the cache."""
         for cid in cids:
             del self.cache[cid]
         self.came = {name for name in self.came if name[0] in self.cache}
@@ -93,12 +93,12 @@ class Host(virtual_host.VirtualHost):
         self.let_go(cids)
 
     def attach(self, images: Sequence[ids.ImageId]) -> None:
-        """Mirror these images from now on, and no others: begin a new life."""
+        """Mirror exactly these images from now on; start a new life."""
         self.attached = set(images)
         self.start()
 
     def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Say what an image has somewhere; None if that must be looked up."""
+        """Return the content at a place of an image, None if it needs a lookup."""
         if image_id == self.refuses:
             return ids.Content(ids.ZERO_CID)
         is_known = self.attached is None or image_id in self.attached
@@ -113,9 +113,9 @@ class Host(virtual_host.VirtualHost):
         deadline_s: float = float("inf"),
         opener: Hashable = None,
     ) -> None:
-        """Have chunks; what is here is no business of the machine.
+        """Read chunks; the core handles only those missing in the cache.
 
-        :param done: is told of the answer, with the bytes of the whole batch
+        :param done: called with the answer, which has the bytes of the whole batch
         """
         here = {chunk.cid: self.cache.get(chunk.cid) for chunk in batch}
         wanted = [chunk for chunk in batch if here[chunk.cid] is None]
@@ -133,10 +133,10 @@ class Host(virtual_host.VirtualHost):
         else:
             self.call_later(answered, actions.CompleteRead(None, [], None, ""))
 
-    # What the machine says, and is looked at
+    # Actions of the core, and checks
 
     def run_actions(self, todo: list[actions.Action]) -> None:
-        """Do it, and let the host be looked at."""
+        """Carry out actions, and check the host."""
         self.judged = frozenset(one.host for one in todo if isinstance(one, actions.ReportBackoff))
         super().run_actions(todo)
         self.world.look_at(self)
@@ -170,7 +170,7 @@ class Host(virtual_host.VirtualHost):
         self.call_later(self.heard, heard)
 
     def _look_up(self, look_up: actions.LookUpContents) -> None:
-        """Learn what images name, as well as the source is; the connection may end meanwhile."""
+        """Look up an image's content; the connection may end meanwhile."""
         world, requests = self.world, look_up.requests
         world.look_ups += len(requests)
         found = [
@@ -202,10 +202,10 @@ class Host(virtual_host.VirtualHost):
                 giving_checks.check_given(self, answer, data)
         super()._reply(reply)
 
-    # What comes
+    # Events
 
     def broken(self, host: ids.HostId) -> None:
-        """Hear that the connections with a host are gone."""
+        """Handle the loss of all connections with a host."""
         self.run_actions(
             self.core.connection_lost(
                 self.world.now, host, self.world.connection_to(self.name, host)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of ``transfer_hosts`` that read chunks of an image, as through a mirror.
+"""Guests of ``transfer_hosts`` that read chunks of an image through a mirror.
 
-What reads is the kernel: two requests of 128 KiB are open while a guest goes on, since it asks for
-the next one when the guest comes to the one before.  What is fetched ahead of them, and because of
-neighbours (``acstor_simulator.model.host_prefetch``), is decided by the cores that an agent's
-mirror has, which are called as it calls them.
+The kernel keeps two requests of 128 KiB open: it sends the next one when the guest reaches the
+previous one.  The cores of an agent's mirror decide on read-ahead and on prefetching by
+neighbours' announcements (``acstor_simulator.model.host_prefetch``), called as a mirror does.
 """
 
 import collections
@@ -27,22 +26,22 @@ P = priority.Priority
 CHUNK = transfer_world.CHUNK
 
 REQUEST_CHUNKS = 2
-"""The kernel reads 128 KiB ahead, and asks for no more at once."""
+"""The kernel reads 128 KiB ahead, and requests no more at once."""
 OPEN = 2
-"""Requests: the one that the guest waits for, and the next."""
+"""Open requests: the one that the guest waits for, and the next."""
 READ_AHEAD_BYTES = 8 << 20
-"""That of agents."""
+"""The default of agents."""
 FOLLOWED = 0.5
-"""So many runs have followers."""
+"""Share of runs with followers."""
 
 
 class Reader:
     """Reads chunks once.
 
-    :param chunk_nos: of the image of ``world.chunks``, as they are read.  Of a range the kernel
-        asks for more than the guest reads, of anything else for one chunk at a time
-    :param limit: see :class:`prefetcher.Prefetcher`, as for ``first`` and ``gain``
-    :param think_s: so long a guest takes for each request
+    :param chunk_nos: chunks of ``world.chunks`` in read order.  For a range, the kernel requests
+        more than the guest reads; otherwise one chunk at a time
+    :param limit: see :class:`prefetcher.Prefetcher`; ``first`` and ``gain`` as well
+    :param think_s: the guest's time per request
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Reader:
         host.heard, host.let_go = self._on_announcement, self._evict
 
     def _forget(self) -> None:
-        """Know nothing of any chunk: an agent begins."""
+        """Reset the state of chunks: an agent starts."""
         what = self.host, self.world.chunks, self.host.cache
         self._prefetching = host_prefetch.HostPrefetch(*what, self._limit, *self._trust)
         self._lives.append(self._prefetching)
@@ -80,41 +79,41 @@ class Reader:
 
     @property
     def is_done(self) -> bool:
-        """Say whether all is read."""
+        """Whether all chunks are read."""
         return self._at == self._last
 
     @property
     def wasted(self) -> int:
-        """Chunks that were prefetched and never read."""
+        """The number of prefetched chunks without a read."""
         return sum(state is S.LOCAL for state in self._prefetching.states)
 
     @property
     def prefetched(self) -> int:
-        """Chunks that came because neighbours have them."""
+        """The number of chunks prefetched because neighbours have them."""
         return sum(life.prefetched for life in self._lives)
 
     @property
     def unread(self) -> int:
-        """Chunks that came for this guest and were never read."""
+        """The number of chunks fetched for this guest and never read."""
         asked = self._asked.union(*(life.asked for life in self._lives))
         others = asked.difference(self.chunk_nos)
         return sum(self.world.chunks[number].cid in self.host.cache for number in others)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.began_s = self.world.now
-        self._ask_to(1)  # it has nothing before it, from which the next could be seen
+        self._ask_to(1)  # without an earlier request, nothing to predict the next one from
 
     def begin_anew(self) -> None:
-        """Go on where it was when the host was killed."""
+        """Continue after a restart of the host."""
         self._forget()
         if not self.is_done:
             self._ask_to(self._at + 1)
 
     def check(self) -> None:
-        """Check what is known of chunks.
+        """Check the prefetch counters.
 
-        :raises Broken: counts are not those of the states, or more is at stake than is allowed
+        :raises Broken: counters differ from the states, or exceed the limit
         """
         states, prefetcher = self._prefetching.states, self._prefetching.prefetcher
         counts = collections.Counter(states)
@@ -131,19 +130,19 @@ class Reader:
     # The kernel
 
     def _ask_to(self, stop: int) -> None:
-        """Have all requests open before one."""
+        """Send all requests before ``stop``."""
         stop = min(stop, len(self._requests))
         while self._next < stop:
             self._next += 1
             self._ask(self._next - 1)
 
     def _go_on(self) -> None:
-        """Let the guest read what it waited for, and come to the next request."""
+        """Complete the current request and go on to the next."""
         self._at += 1
         if self.is_done:
             self.ended_s = self.world.now
             return
-        is_here = self._at in self._came  # what comes from now on lets him think by itself
+        is_here = self._at in self._came  # later arrivals start the thinking themselves
         self._ask_to(self._at + OPEN)
         if is_here:
             self._think()
@@ -154,7 +153,7 @@ class Reader:
     # The mirror
 
     def _ask(self, at: int) -> None:
-        """Read what one request of the kernel is for."""
+        """Read the chunks of one kernel request."""
         numbers = self._requests[at]
         self._read_ahead(numbers)
         missing = self._missing(numbers)
@@ -178,7 +177,7 @@ class Reader:
         return [number for number in numbers if chunks[number].cid not in cache]
 
     def _read_ahead(self, numbers: range) -> None:
-        """Have what comes next."""
+        """Read ahead."""
         length = len(numbers) * CHUNK
         start, stop = self._ahead.record_read(numbers.start * CHUNK, length, self.world.now)
         last = min(-(-stop // CHUNK), len(self.world.chunks))
@@ -201,7 +200,7 @@ class Reader:
 
 
 def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:
-    """Return what the kernel asks for, and how many of it a guest reads.
+    """Return the kernel's requests, and the number that a guest reads.
 
     >>> _requests(range(4), 8)
     ([range(0, 2), range(2, 4), range(4, 6)], 2)
@@ -210,7 +209,7 @@ def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:
     """
     if not isinstance(chunk_nos, range):
         return [range(number, number + 1) for number in chunk_nos], len(chunk_nos)
-    # The kernel asks for one more than the guest reads, which it cannot know.
+    # The kernel reads ahead one request beyond the guest's last.
     stop = min(chunk_nos.stop + REQUEST_CHUNKS, chunks)
     starts = range(chunk_nos.start, stop, REQUEST_CHUNKS)
     requests = [range(at, min(at + REQUEST_CHUNKS, stop)) for at in starts]
@@ -218,7 +217,7 @@ def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:
 
 
 def followers(world: transfer_world.World, rng: random.Random) -> list[Reader]:
-    """Let each host have a guest whose chunks are fetched ahead, in some runs."""
+    """Give some hosts, in some runs, a guest with prefetching."""
     readers = []
     for host in world.hosts.values() if rng.random() < FOLLOWED else ():
         numbers: Sequence[int] = range(len(world.chunks))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of ``transfer_world``: gives ranges, and tells of each chunk when it is here.
+"""The source of ``transfer_world``: reports the outcome of each chunk on arrival.
 
-Every chunk has its own outcome: a bad one does not take its neighbours along, and what was
-cancelled is told all the same.
+Chunks of one read succeed or fail independently.  It reports cancelled reads as well.
 """
 
 import collections
@@ -21,13 +20,13 @@ Failure = failure.Failure
 
 @dataclasses.dataclass
 class Source:
-    """How the source is.
+    """The source's state and counters.
 
-    :ivar way: ``""`` (well), ``slow``, ``fails``, ``hangs``
-    :ivar gone: images that it has not got any more
-    :ivar bad: chunks of which it gives wrong bytes
-    :ivar reads: of each content, so far
-    :ivar at_once: how often a host had a chunk read that another one had read already
+    :ivar way: ``""`` (healthy), ``slow``, ``fails``, ``hangs``
+    :ivar gone: deleted images
+    :ivar bad: chunks with wrong bytes
+    :ivar reads: number of reads, by content
+    :ivar at_once: number of reads of a chunk while another read of it is in flight
     """
 
     way: str = ""
@@ -39,7 +38,7 @@ class Source:
     at_once: int = 0
 
     def read(self, world: Any, host: Any, read: actions.ReadSource) -> None:
-        """Answer a host, as well as it can."""
+        """Answer a host's read in the current state."""
         for chunk in read.refs:
             self.reads[chunk.cid] += 1
             self.in_flight[chunk.cid] += 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of ``transfer_hosts`` that are not honest, each in its own way."""
+"""Malicious hosts of ``transfer_hosts``, each in its own way."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -26,10 +26,10 @@ NOWHERE = ids.ImageId("00000000-0000-4000-8000-000000000000")
 
 
 class Boaster(Host):
-    """It says again and again that it has everything, and that others may let theirs go."""
+    """Announces repeatedly that it has all chunks, and that others may evict them."""
 
     def start(self) -> None:
-        """Begin, and tell everybody."""
+        """Start, and announce to all hosts."""
         super().start()
         self.call_later(self._boast)
 
@@ -46,10 +46,10 @@ class Boaster(Host):
 
 
 class Liar(Boaster):
-    """It gives wrong bytes."""
+    """Sends wrong bytes."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Give wrong bytes."""
+        """Replace the data of chunks."""
         return [
             answer._replace(data=b"a lie") if isinstance(answer, actions.SendChunk) else answer
             for answer in answers
@@ -57,18 +57,18 @@ class Liar(Boaster):
 
 
 class Denier(Boaster):
-    """It says that it has everything, and then that it has not."""
+    """Announces all chunks, and then refuses them."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Deny."""
+        """Refuse all requests."""
         return [actions.SendRefusal(answer.number, Failure.MISSING) for answer in answers]
 
 
 class Babbler(Host):
-    """It answers twice, in another order, and what nobody asked for."""
+    """Answers twice, out of order, and unrequested."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Answer too much."""
+        """Add duplicate and unrequested answers."""
         rng = self.world.rng
         said = [answer for answer in answers for _ in range(rng.randint(1, 2))]
         for answer in answers:
@@ -80,17 +80,17 @@ class Babbler(Host):
 
 
 class Mute(Host):
-    """It asks, and answers nobody: nothing but a third of its answers leaves it."""
+    """Sends requests, but drops two thirds of its answers."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Keep silent, mostly."""
+        """Drop most answers."""
         return [answer for answer in answers if self.world.rng.random() < 0.33]
 
 
 class Asker(Host):
-    """It asks on its own, beside what its guests read.
+    """Sends requests of its own, besides its guests' reads.
 
-    :ivar asked: requests so far
+    :ivar asked: number of requests
     """
 
     asked = 0
@@ -98,7 +98,7 @@ class Asker(Host):
     def ask(
         self, host: ids.HostId, chunk: chunk_ref.ChunkRef, proof: bytes, mode: Mode
     ) -> chunk_ref.Request:
-        """Return a request by a number that the machine never takes."""
+        """Return a request with a number that the core never uses."""
         self.asked += 1
         number = 1 << 31 | self.asked
         place = chunk.image_id, chunk.offset, chunk.length
@@ -109,10 +109,10 @@ class Asker(Host):
 
 
 class Spy(Asker):
-    """It asks for whatever there is, without knowing any CID."""
+    """Requests random content without knowing its CIDs."""
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start sending requests."""
         super().start()
         self.call_later(self._spy, 0)
 
@@ -134,10 +134,10 @@ class Spy(Asker):
 
 
 class Flooder(Asker):
-    """It asks for far more than it may, for what is and for what is not, and cancels some of it."""
+    """Sends too many requests, also for unknown images, and cancels some."""
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start sending requests."""
         super().start()
         self.call_later(self._flood)
 
@@ -161,16 +161,16 @@ class Flooder(Asker):
             self._calm_down()
 
     def _calm_down(self) -> None:
-        """Stop: what was asked for is not wanted any more."""
+        """Stop: ignore pending requests."""
 
 
 class Deaf(Flooder):
-    """A flooder that reads none of the answers, until it has had enough."""
+    """A flooder that reads no answers until it stops."""
 
     is_deaf = True
 
     def start(self) -> None:
-        """Begin to ask, and to hear nothing."""
+        """Start sending requests without reading answers."""
         self.is_deaf = True
         super().start()
 
@@ -182,10 +182,10 @@ class Deaf(Flooder):
 
 
 class Procrastinator(Host):
-    """It answers nothing, and says all the time that it works on it."""
+    """Answers no request, but signals progress all the time."""
 
     def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
-        """Promise."""
+        """Signal progress instead of an answer."""
         if isinstance(message, shells.Requests):
             self._promise(host, connection)
         else:
@@ -199,10 +199,10 @@ class Procrastinator(Host):
 
 
 class Busy(Host):
-    """It has too much to do for everybody."""
+    """Refuses all requests as busy."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Say so."""
+        """Refuse all requests as busy."""
         return [actions.SendRefusal(answer.number, Failure.BUSY) for answer in answers]
 
 

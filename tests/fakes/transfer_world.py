@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts of ``transfer_hosts`` share: images, the source, tables, connections, and who watches.
+"""The world of ``transfer_hosts``: images, source, tables, connections, checks.
 
-A *connection* is who opened it, who accepted it, and how often it was opened; what is under way on
-one that breaks is lost, and both ends hear of it.
+A *connection* is a tuple: opener, acceptor, and a count of their breaks.  A break loses all
+messages in flight, and both ends see it.
 """
 
 import collections
@@ -39,9 +39,9 @@ IMAGES = (IMAGE, OTHER, SECRET)
 LOOK_EVERY = 16
 MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 LONGEST_TIMES, LOOK_S = 4, 0.2
-"""So many times its timeout may a question take that is no home's, and so late it may be seen."""
+"""Limit of a request to a non-home: a multiple of its timeout, plus LOOK_S."""
 RELAY_S = 5.0
-"""A home's question may take so long before the source is read beside it, if a guest waits."""
+"""The time after which a home reads the source, too, while a guest waits."""
 LANES = 5
 Broken = giving_checks.Broken
 Host = transfer_hosts.Host
@@ -49,7 +49,7 @@ Mode = peer_request.Mode
 
 
 class Watch:
-    """Looks at what hosts do, and counts."""
+    """Checks and counts the actions of hosts."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
@@ -57,7 +57,7 @@ class Watch:
         self.origins: collections.Counter[str] = collections.Counter()
 
     def asks(self, host: Host, ask: actions.RequestChunks) -> None:
-        """A host asks."""
+        """Count a request."""
         self.ask_messages += 1
         chunks = len(list(ask.iter_chunks()))
         self.asked_chunks += chunks
@@ -67,7 +67,7 @@ class Watch:
             raise Broken(f"{host.name} asks itself")
 
     def stored(self, host: Host, runs: list[actions.ArrivedRun]) -> None:
-        """A host has chunks."""
+        """Count stored chunks, and check their bytes."""
         for run in runs:
             for ref, data in zip(run.refs, run.chunks, strict=True):
                 if data != self.world.content_of(ref.cid):
@@ -81,12 +81,12 @@ class Watch:
 class World:
     """A cloud.
 
-    :param chunks: of the image; a second one has every other chunk of it
-    :param link_bytes_per_s: of each host and of the source; None: no time
-    :param names: what hosts mean by the same chunk
-    :ivar in_flight_limit_bytes: a host may have asked no more of one peer
+    :param chunks: number of the image's chunks; a second image has every other one
+    :param link_bytes_per_s: of each host and of the source; None: unlimited
+    :param names: the identity scheme of chunks
     :param table: of the first v-node table: ``vnodes`` of each host (40), ``location`` of each by
-        its number, and what else ``hash_ring.Ring`` has
+        its number, and further arguments of ``hash_ring.Ring``
+    :ivar in_flight_limit_bytes: limit of requested bytes per peer
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class World:
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
+        """The current time in seconds."""
         return self.network.now
 
     def make_table(
@@ -152,7 +152,7 @@ class World:
         more: dict[str, Any] | None = None,
         without: Collection[ids.HostId] = (),
     ) -> hash_ring.Ring:
-        """Return a table with other weights, of all hosts but some."""
+        """Return a table with other weights, without some hosts."""
         known = dict(more or {})
         location, vnodes = known.pop("location", lambda n: ""), known.pop("vnodes", 40)
         hosts = tuple(
@@ -168,7 +168,7 @@ class World:
         return hash_ring.Ring(epoch, hosts, **known, segment_chunks=self.segment_chunks)
 
     def add(self, name: ids.HostId, kind: type[Host] = Host, **settings: Any) -> Host:
-        """Put a host in its place."""
+        """Add a host."""
         self.network.attach(name, lambda sender, call: call())
         self.hosts[name] = kind(self, name, **settings)
         return self.hosts[name]
@@ -183,7 +183,7 @@ class World:
         return self._want(ids.cid_of(self.data[number]), image_id, place)
 
     def _in_segments(self, chunks: list[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
-        """Return the chunks of an image with the names of their segments."""
+        """Return an image's chunks with the names of their segments."""
         if self.segment_chunks == 1:
             return chunks
         cids, oids = [chunk.cid for chunk in chunks], [chunk.oid for chunk in chunks]
@@ -191,7 +191,7 @@ class World:
         return [chunk._replace(segment=name, bit=bit) for chunk, (name, bit) in named]
 
     def places(self) -> collections.Counter[ids.Cid]:
-        """Return in how many places of the ring each content is looked for."""
+        """Return the number of ring positions of each content."""
         chunks = {
             (chunk.cid, chunk.ring_position) for its in self._images.values() for chunk in its
         }
@@ -209,18 +209,18 @@ class World:
         return authorization.Segments(cids, asked - first, CHUNK, self.segment_chunks)
 
     def content_of(self, cid: ids.Cid) -> bytes:
-        """Return what a CID says."""
+        """Return the bytes of a CID."""
         return self._content[cid]
 
     def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Say what an image has somewhere."""
+        """Return an image's content at an offset."""
         zero = ids.Content(ids.ZERO_CID)
         return self._named.get((image_id, offset), zero) if length == CHUNK else zero
 
     # Time and messages
 
     def call_later(self, host: Host, after_s: float, call: Callable[..., None], *what: Any) -> None:
-        """Call something of a host, if it lives on until then."""
+        """Schedule a call, skipped if the host's life ends before."""
         life = host.lives
 
         def live() -> None:
@@ -230,22 +230,22 @@ class World:
         self.network.call_at(self.now + after_s, live)
 
     def connection_to(self, opener: str, other: str) -> Hashable:
-        """Return the connection that a host has opened to another one."""
+        """Return the connection that a host opened to another one."""
         return opener, other, self._epochs[frozenset((opener, other))]
 
     def host_of(self, connection: Hashable) -> ids.HostId:
-        """Return who opened a connection: whose requests are answered on it."""
+        """Return the opener of a connection, which receives the answers on it."""
         assert isinstance(connection, tuple)
         return ids.HostId(connection[0])
 
     def is_reachable(self, name: ids.HostId) -> bool:
-        """Say whether a host can be reached."""
+        """Whether a host is alive."""
         return name in self.hosts and not self.hosts[name].is_dead
 
     def send(
         self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
-        """Send something on the sender's own connection; False: nobody is there."""
+        """Send a message on the sender's own connection; False: the host is dead."""
         if not self.is_reachable(to):
             return False
         connection = self.connection_to(sender.name, to)
@@ -255,7 +255,7 @@ class World:
     def send_on(
         self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
     ) -> None:
-        """Send answers on the connection of who asked; it is told when they have arrived."""
+        """Send answers on the requester's connection; the sender sees their arrival."""
         self._post(connection, sender, to, message, size_bytes, priority.Priority.GUEST)
 
     def _post(
@@ -293,7 +293,7 @@ class World:
         self.network.call_at(self.now + delay_s, call)
 
     def break_(self, one: str, other: str) -> None:
-        """Break the connections between two hosts; both hear of it."""
+        """Break the connections between two hosts."""
         pair = frozenset((one, other))
         for host, peer in ((one, other), (other, one)):
             found = self.hosts.get(ids.HostId(host))
@@ -304,7 +304,7 @@ class World:
             self._silent[pair] = []
 
     def silence(self, one: str, other: str) -> Callable[[], None]:
-        """Let two hosts hear nothing of each other for a while; then all of it."""
+        """Hold back all messages between two hosts until the returned call."""
         pair = frozenset((one, other))
         self._silent.setdefault(pair, [])
 
@@ -315,7 +315,7 @@ class World:
         return end
 
     def kill(self, host: Host, is_wiped: bool) -> None:
-        """Kill a host; it is there again by ``start``."""
+        """Kill a host; its ``start`` restarts it."""
         host.is_dead = True
         host.lives += 1
         for other in self.names:
@@ -327,42 +327,42 @@ class World:
     # The source
 
     def read_source(self, host: Host, read: actions.ReadSource) -> None:
-        """Have the source answer."""
+        """Read from the source."""
         self.source.read(self, host, read)
 
     def times_of_news(self) -> int:
-        """Return how often a message that nobody waits for arrives: it may be lost, or doubled."""
+        """Return the deliveries of an announcement: none if lost, two if duplicated."""
         return 1 if self.is_calm else self.rng.choices((0, 1, 2), (15, 75, 10))[0]
 
     def from_source(
         self, host: Host, length: int, delay_s: float, arrive: Callable[[], None]
     ) -> None:
-        """Send bytes of the source to a host, after a while."""
+        """Send bytes from the source to a host, after a delay."""
         self._after(delay_s, lambda: self.network.send(SOURCE, host.name, arrive, length))
 
     def broken_promise(self, why: str) -> None:
-        """Say that a promise does not hold."""
+        """Report a violated invariant."""
         raise Broken(why)
 
-    # What must hold at any moment
+    # Invariants
 
     def look_at(self, host: Host) -> None:
-        """Look at a host after some of its events."""
+        """Check a host after every LOOK_EVERY events."""
         self._events += 1
         if self._events % LOOK_EVERY == 0 and not host.is_dead:
             check_host(host)
 
     def check(self) -> None:
-        """Look at all hosts.
+        """Check all hosts.
 
-        :raises Broken: a promise does not hold
+        :raises Broken: an invariant does not hold
         """
         for host in self.hosts.values():
             if not host.is_dead:
                 check_host(host)
 
     def left(self) -> dict[str, dict[str, int]]:
-        """Return what is under way still, of hosts where anything is."""
+        """Return the unfinished work of hosts, by kind."""
         found = {}
         for host in self.hosts.values():
             context = host.core.context
@@ -387,7 +387,7 @@ class World:
 
 
 def check_host(host: Host) -> None:
-    """Check what must hold at one host between two events."""
+    """Check a host's invariants between two events."""
     giving_checks.check(host)
     for transfer in host.core.context.transfers.values():
         _check_transfer(host, transfer)
@@ -397,7 +397,7 @@ def check_host(host: Host) -> None:
     reads = len(host.core.context.source_reads._ranges)
     if reads > host.core.context.settings.max_source_reads:
         raise Broken(f"{host.name}: {reads} ranges are read at a time")
-    spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
+    spare = host.core.context.settings.run_chunks - 1  # of the last run, beyond the limit
     ahead = host.core.pending.prefetch_limits.in_flight
     most = host.settings.get("background_limit", 64)
     if not 0 <= ahead <= LANES * (most + spare):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A way to a port of the loopback on which something happens when so many bytes have gone there."""
+"""A relay to a loopback port that runs an action after a number of bytes."""
 
 import contextlib
 import socket
@@ -12,9 +12,9 @@ PIECE_BYTES = 64 * 1024
 
 @contextlib.contextmanager
 def tripwire(port: int, after_bytes: int) -> Iterator["Tripwire"]:
-    """Pass on connections to ``port`` until the block ends.
+    """Relay connections to ``port`` for the block.
 
-    :param after_bytes: over one connection, before the action is called, once, and waited for
+    :param after_bytes: of one connection, before the relay runs the action once and waits for it
     """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         wire = Tripwire(port, after_bytes, listener.getsockname()[1])
@@ -32,7 +32,7 @@ def _nothing() -> None:
 
 
 class Tripwire:
-    """Where to connect to (``port``), and what happens next (``action``)."""
+    """The relay's ``port``, and its ``action``."""
 
     def __init__(self, to_port: int, after_bytes: int, port: int) -> None:
         self.port = port
@@ -41,14 +41,14 @@ class Tripwire:
         self._lock = threading.Lock()
 
     def accept(self, listener: socket.socket) -> None:
-        """Pass on connections until nobody listens any more."""
+        """Relay connections until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 near, _ = listener.accept()
                 threading.Thread(target=self._join, args=(near,), daemon=True).start()
 
     def _join(self, near: socket.socket) -> None:
-        """Pass on one connection both ways, and close both ends: what is not read is lost then."""
+        """Relay one connection both ways, and close both ends; unread bytes are lost."""
         with contextlib.suppress(OSError), near:
             with socket.create_connection(("127.0.0.1", self._to_port)) as far:
                 back = threading.Thread(target=self._pass_on, args=(far, near, False), daemon=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a task has let others have their turn of the event loop."""
+"""Counts how often a task yields to others in the event loop."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -9,20 +9,20 @@ import trio
 
 
 class Counted(trio.abc.Instrument):
-    """What was counted so far."""
+    """The number of turns so far."""
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.turns = 0
         self._task = task
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
-        """Note that a task goes on after it let others run."""
+        """Count a resumption of the task."""
         self.turns += task is self._task
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counted]:
-    """Count how often this task lets others run until the block ends, in which it never waits."""
+    """Count how often this task yields in the block, in which it never waits."""
     found = Counted(trio.lowlevel.current_task())
     trio.lowlevel.add_instrument(found)
     try:
@@ -32,14 +32,14 @@ def counted() -> Iterator[Counted]:
 
 
 class Taken:
-    """Turns that a task beside a block has taken so far."""
+    """The number of turns of a concurrent task."""
 
     turns = 0
 
 
 @contextlib.asynccontextmanager
 async def taken_beside() -> AsyncIterator[Taken]:
-    """Let a task take every turn that it gets until the block ends."""
+    """Run a task that takes each turn it gets, for the block."""
     found = Taken()
 
     async def take() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One read of a mirror in a process of its own, made in one of the ways that guests read.
+"""One read of a mirror in its own process, by one of the guests' methods.
 
-It says ``open`` when it is about to read, then the digest of the bytes or the name of the error.
-A read that waits can so be killed, and is not the test's own.
+It prints ``open`` before the read, then the digest of the bytes or the error's name.  A test can
+kill a blocked read without blocking itself.
 
     python -m tests.fakes.waiting_reader WAY PATH OFFSET LENGTH
 """
@@ -32,12 +32,12 @@ _IO_SETUP, _IO_GETEVENTS, _IO_SUBMIT = (
 
 
 def digest(data: bytes) -> str:
-    """Return what a reader says of the bytes that it got."""
+    """Return a reader's output for read bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 class Reader:
-    """Context manager: a process that reads, and is gone afterwards."""
+    """Context manager: a process that reads, killed at the end."""
 
     def __init__(self, way: str, path: pathlib.Path, offset: int, length: int) -> None:
         argv = [sys.executable, "-m", "tests.fakes.waiting_reader", way, str(path)]
@@ -57,13 +57,13 @@ class Reader:
             self.process.communicate(timeout=END_S)
 
     def said(self) -> str:
-        """Return what became of the read."""
+        """Return the output after the read."""
         return self.process.communicate(timeout=END_S)[0].strip()
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> float:
-        """Kill the process; return how long its end took.
+        """Kill the process; return the time until its end.
 
-        :raises subprocess.TimeoutExpired: it does not end
+        :raises subprocess.TimeoutExpired: it survives
         """
         began_s = time.monotonic()
         self.process.send_signal(number)
@@ -71,12 +71,12 @@ class Reader:
         return time.monotonic() - began_s
 
     def has_ended(self) -> bool:
-        """Say whether the process is gone."""
+        """Whether the process has ended."""
         return self.process.poll() is not None
 
 
 def read_in_thread(path: str, offset: int, length: int) -> bytes:
-    """Read with O_DIRECT, as QEMU does with aio=threads."""
+    """Read with O_DIRECT, like QEMU with aio=threads."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer, done = mmap.mmap(-1, length), []
 
@@ -95,7 +95,7 @@ def read_in_thread(path: str, offset: int, length: int) -> bytes:
 
 
 def read_by_aio(path: str, offset: int, length: int) -> bytes:
-    """Read with O_DIRECT through the kernel's own asynchronous I/O, as with aio=native."""
+    """Read with O_DIRECT and Linux AIO, like QEMU with aio=native."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, length)

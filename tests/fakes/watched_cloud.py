@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole small cloud that is watched: all that operators look at, and each part can be broken.
+"""A small cloud with all that operators monitor; each part can be broken.
 
-Two hosts with agents and what Nova has there, the decision service with its REST API behind
-Keystone, a listener beside Glance, and a Prometheus with acstor's alerts.  What takes minutes in a
-cloud takes seconds here: the constants of each process say so.  The rule: what is looked at is what
-operators look at, by the commands that they give.
+Two hosts with agents and Nova's files, the decision service with its REST API behind Keystone, a
+listener beside Glance, and a Prometheus with acstor's alerts.  Constants shorten minutes to
+seconds.  Tests look at the cloud only through operators' commands.
 """
 
 import configparser
@@ -49,11 +48,11 @@ from tests.lab.openstack import installed
 MIB = geometry.MIB
 HOSTS = ("compute1", "compute2")
 BROKEN = "compute2"
-"""The host on which things are broken."""
+"""The host on which tests break things."""
 USER = "broken"
-"""Its own at the broker, with this password."""
+"""That host's user and password at the broker."""
 CONTROLLER = socket.gethostname()
-"""Where the listener says that it is."""
+"""The listener's host name."""
 IMAGE_BYTES = 12 * MIB
 WAIT_S = 40.0
 LIFE_S = 600.0
@@ -95,16 +94,16 @@ class Api(acstor_decision.DecisionApi):
     module = tuned_wsgi.__name__
 
     def environment(self) -> Mapping[str, str]:
-        """Return where its configuration lies, and its constants."""
+        """Return its configuration's path, and its constants."""
         return {**super().environment(), tuned.VARIABLE: json.dumps(dict(API_CONSTANTS))}
 
 
 class WatchedCloud:
-    """The cloud, up and well.
-
-    ``agents`` and ``nova`` are those of the hosts, by name.
+    """A healthy cloud.
 
     :param lab: Keystone and Glance, with broker and database
+    :ivar agents: by host
+    :ivar nova: Nova's files, by host
     """
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
@@ -133,7 +132,7 @@ class WatchedCloud:
         self.listener.wait_ready()
 
     def _image(self, seed: int) -> ids.ImageId:
-        """Make an image that agents find in a folder, and that Glance has."""
+        """Make an image in Glance and in the agents' folder."""
         data = local.random_bytes(IMAGE_BYTES, seed)
         image_id = self.images.add(data)
         client = self.lab.connect().image
@@ -148,7 +147,7 @@ class WatchedCloud:
         return image_id
 
     def _delete(self, image_id: ids.ImageId) -> None:
-        """Delete an image that acstor may protect."""
+        """Delete an image, protected or not."""
         client = self.lab.connect().image
         client.update_image(image_id, is_protected=False)
         client.delete_image(image_id)
@@ -174,7 +173,7 @@ class WatchedCloud:
         return certificate_authority.CertificateAuthority(conf.acstor_decision, store)
 
     def _agent(self, name: str) -> agents.Agent:
-        """Return the running agent of a host, enrolled."""
+        """Start and enrol the agent of a host."""
         folder = self.folder / name
         folder.mkdir()
         made = agents.Agent(
@@ -200,12 +199,12 @@ class WatchedCloud:
         return made
 
     def transport_url(self, name: str, virtual_host: str = "") -> str:
-        """Return what a host's ``transport_url`` is."""
+        """Return a host's ``transport_url``."""
         url = f"{self.lab.rabbitmq.url}{virtual_host}"
         return url.replace("guest:guest", f"{USER}:{USER}") if name == BROKEN else url
 
     def enrol(self, agent: agents.Agent, life_s: int = 86400) -> None:
-        """Give a host a certificate."""
+        """Enrol a host: write a new certificate and key."""
         host, key = ids.parse_host_id(agent.host.name), certificates.new_key()
         request = certificates.request(host, key)
         keeper = self.keeper
@@ -236,19 +235,19 @@ class WatchedCloud:
         rules = prometheus.hurried(self.folder, THRESHOLDS)
         return prometheus.running(self.folder / "prometheus", targets, rules, EVERY)
 
-    # What operators look at
+    # Operators' views
 
     def status(self) -> dict[str, Any]:
-        """Return what ``openstack acstor status --json`` prints."""
+        """Return the output of ``openstack acstor status --json``."""
         said = acstor_decision.openstack(self.lab, "admin", "status", "--json")
         assert said.stdout, said.stderr
         found: dict[str, Any] = json.loads(said.stdout)
         return found
 
     def gate(self, commands: Sequence[str], place: str) -> list[subprocess.CompletedProcess[str]]:
-        """Give the commands of a gate; return what they print and their statuses.
+        """Run the commands of a gate; return their output and statuses.
 
-        :param place: where; commands for another kind of host are left out
+        :param place: host of the commands; those for another kind of host are skipped
         """
         done = []
         for line in commands:
@@ -268,20 +267,20 @@ class WatchedCloud:
         return subprocess.run(whole, check=False, capture_output=True, text=True, timeout=60)
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that fire."""
+        """Return the firing alerts."""
         return self.prometheus.alerts()
 
     def complaints(self) -> list[str]:
-        """Return what status and alerts say that is not well."""
+        """Return all findings of the status and all alerts."""
         found = [json.dumps(one) for one in self.status()["findings"]]
         return [*found, *(json.dumps(alert) for alert in self.alerts())]
 
     def wait_quiet(self) -> None:
-        """Wait until neither status nor an alert says anything."""
+        """Wait until there is neither a finding nor an alert."""
         said: list[str] = []
         looks = 0
 
-        def is_quiet() -> bool:  # twice: what was broken may not have shown yet
+        def is_quiet() -> bool:  # twice in a row: a finding may be late
             nonlocal looks
             said[:] = self.complaints()
             looks = 0 if said else looks + 1
@@ -289,7 +288,7 @@ class WatchedCloud:
 
         runs.wait_for(is_quiet, WAIT_S, "a quiet cloud", lambda: "\n".join(said))
 
-    # What is broken
+    # Faults
 
     @contextlib.contextmanager
     def reconfigured(
@@ -297,7 +296,7 @@ class WatchedCloud:
         name: str,
         sections: ini.Sections,
     ) -> Iterator[None]:
-        """Let a host's agent run with other options, until the block ends."""
+        """Run a host's agent with other options for the block."""
         agent = self.agents[name]
         file = agent.config_file
         before, parser = file.read_text(), configparser.ConfigParser(interpolation=None)
@@ -318,13 +317,13 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def transport_url_of(self, url: str) -> Iterator[None]:
-        """Let the agent of a host have another ``transport_url``."""
+        """Run the agent of BROKEN with another ``transport_url`` for the block."""
         with self.reconfigured(BROKEN, {"DEFAULT": {"transport_url": url}}):
             yield
 
     @contextlib.contextmanager
     def password_refused(self) -> Iterator[None]:
-        """Let the broker refuse the password of a host's agent."""
+        """Change a host's password at the broker for the block."""
         control = self.lab.rabbitmq.control
         control("change_password", USER, "another")
         control("close_all_connections", "the password was changed")
@@ -335,7 +334,7 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def agent_dead(self) -> Iterator[None]:
-        """Let the agent of a host be dead."""
+        """Kill the agent of a host for the block."""
         agent = self.agents[BROKEN]
         hosts.kill_agent(agent)
         try:
@@ -345,7 +344,7 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def mount_dead(self) -> Iterator[None]:
-        """Let a guest have its disk on the mount of an agent that was killed, and a new one run."""
+        """Restart a killed agent while a guest uses a disk on the dead mount."""
         agent, image_id = self.agents[BROKEN], self.image_ids[HOSTS.index(BROKEN)]
         disk = self.nova[BROKEN].instances / image_id / "disk"
         with compute_host.guest(disk, agent.image_path(image_id)):
@@ -355,7 +354,7 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def cache_full(self) -> Iterator[None]:
-        """Let the cache of a host be too small for what its instances use."""
+        """Make a host's cache too small for the images of its instances."""
         small = {"acstor_agent": {"cache_limit_bytes": str(IMAGE_BYTES * 3 // 2)}}
         with self.reconfigured(BROKEN, small):
             self.agents[BROKEN].ctl("attach", self.image_ids[0])
@@ -364,7 +363,7 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def certificate_ended(self) -> Iterator[None]:
-        """Let the certificate of a host have ended."""
+        """Give a host a certificate that expires after a second, for the block."""
         agent = self.agents[BROKEN]
         self.enrol(agent, life_s=1)
         try:
@@ -374,14 +373,14 @@ class WatchedCloud:
 
     @contextlib.contextmanager
     def hung(self, part: str) -> Iterator[None]:
-        """Let the listener, or the instance that leads, hang."""
+        """Freeze the listener, or the leading instance, for the block."""
         pid = self.listener.pid if part == "listener" else self.service._process.pid
         with hosts.frozen(pid):
             yield
 
     @contextlib.contextmanager
     def versions_apart(self) -> Iterator[None]:
-        """Let the agent of a host be of another version."""
+        """Run another version of a host's agent for the block."""
         info = self.folder / "newer" / "acstor-99.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acstor\nVersion: 99\n")
@@ -402,7 +401,7 @@ class WatchedCloud:
 
 
 def restart(agent: agents.Agent) -> None:
-    """Stop an agent, start it, and wait until it serves."""
+    """Restart an agent, and wait until it serves."""
     agent.stop()
     agent.start()
     agent.wait_ready()
@@ -410,7 +409,7 @@ def restart(agent: agents.Agent) -> None:
 
 @contextlib.contextmanager
 def running(lab: cloud.Cloud, folder: pathlib.Path) -> Iterator[WatchedCloud]:
-    """Have such a cloud until the block ends."""
+    """Run such a cloud for the block."""
     with contextlib.ExitStack() as stack:
         made = WatchedCloud(lab, folder, stack)
         stack.callback(agents.ask_to_end, made.agents.values())
