@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend knows of its host: Nova's functions, the agent, paths, fallbacks."""
+"""Context of a host for the backend: Nova's functions, the agent, paths, fallbacks."""
 
 import dataclasses
 import logging

@@ -4,9 +4,9 @@
 Nova normalizes weights from the smallest to the largest of a request, so the smallest difference
 would count as much as the largest. This weigher fixes its range instead (``minval``, ``maxval``): a
 host with the complete image, an idle link and no build counts as 1, one that has nothing of the
-image as 0, whatever the others have. Nova's weighers for memory, processors and disk count what is
-free from 0 to the most, so a host that is fuller by a tenth loses a tenth of each. The multipliers
-decide how much fuller a host may become because it has the image.
+image as 0, whatever the others have. Nova's weighers for memory, processors and disk count free
+resources from 0 to the most, so a host that is fuller by a tenth loses a tenth of each. The
+multipliers decide how much fuller a host may become because it has the image.
 """
 
 import logging

@@ -3,7 +3,7 @@
 
 A kill at any time loses at most this checkpoint:
 
-1. record in the state what is about to begin: the new bitmap, and a possible freeze;
+1. record the new bitmap and a possible freeze in the state;
 2. create the snapshot, store its chunks at all holders, then the manifest;
 3. register the checkpoint;
 4. record it and its bitmap in the state;
@@ -333,7 +333,7 @@ class CheckpointTaker:
         retained: set[str],
         group: holder_group.HolderGroup,
     ) -> str:
-        """Delete what no checkpoint needs; return the holder that was too slow, or ""."""
+        """Delete obsolete bitmaps and chunks; return the holder that was too slow, or ""."""
         slow_holder = ""
         try:
             self._forget_bitmaps(server, state)

@@ -154,7 +154,7 @@ class ServerSchedule:
     ) -> float:
         """Record a failed checkpoint; return the seconds until the next attempt.
 
-        :param is_replaced: what failed is replaced in the next attempt: the first one is at once
+        :param is_replaced: the next attempt uses another holder: the first one is at once
         """
         entry = self._entries.get(instance)
         if entry is None:

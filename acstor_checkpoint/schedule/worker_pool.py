@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker threads that take checkpoints of this host's servers; a server has at most one.
 
-Servers whose last attempt failed or was delayed share RETRY_WORKERS, so others need not wait.
+Servers whose last attempt failed or was delayed share RETRY_WORKERS, so that others do not wait.
 """
 
 import contextlib

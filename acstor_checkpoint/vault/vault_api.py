@@ -132,7 +132,7 @@ class VaultApi:
         }
 
     def piece_rate(self, host: ids.HostId) -> lookup_rate.PieceRate:
-        """Return what charges a connection of a host for small pieces."""
+        """Return the limiter of small pieces for a connection of a host."""
         return lookup_rate.PieceRate(self._vault.lookup_rate, host)
 
     @contextlib.contextmanager

@@ -125,7 +125,7 @@ class VaultServer:
         return may
 
     def _log_error(self, ip: str, error: Exception) -> None:
-        """Log why a connection ended, at most once a second, as anybody can connect."""
+        """Log why a connection ended, at most once a second, as any host can connect."""
         if self._errors.take_line(None, time.monotonic()) is not None:
             LOG.info("connection of %s: %s", ip, error)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vaults and their clients share: names of objects, HTTP over TLS."""
+"""Protocol of vaults and their clients: names of objects, HTTP over TLS."""

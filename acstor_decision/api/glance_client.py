@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of Glance with the API client's token, so Glance decides what it sees."""
+"""Client of Glance with the API client's token, so Glance decides which images it sees."""
 
 import contextlib
 import logging

@@ -64,7 +64,7 @@ class EnrolmentRefused(errors.AcstorError):
 
 @dataclasses.dataclass(frozen=True)
 class KnownEnrolment:
-    """What the service knows of a host."""
+    """The enrolment of a host, as the service knows it."""
 
     state: EnrolmentState
     user_id: str = ""  # the user who enrolled it or asked first; empty: any user

@@ -4,7 +4,7 @@
 Hosts that read an image in lockstep need one segment at a time, and its home has one uplink: short
 segments use all of the slow links at once. On fast links, requests cost more than bytes.
 
-A new length invalidates most of what homes store. So the length stays while a third of the links
+A new length invalidates most chunks of homes. So the length stays while a third of the links
 carries at least as much in that time and a third at most as much.
 """
 

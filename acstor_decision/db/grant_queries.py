@@ -26,7 +26,7 @@ def record_named(session: orm.Session, image_id: str, now_s: float) -> None:
 
 
 def is_grantable(session: orm.Session, image_id: str, now_s: float) -> bool:
-    """Return whether an image was named lately, or was named and hosts still need its bytes.
+    """Return whether an image was named recently, or hosts still need bytes of a named one.
 
     Nova names the image of an unshelved server only during the start, so needs count as well.
     """

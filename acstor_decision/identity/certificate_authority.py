@@ -63,7 +63,7 @@ class CertificateAuthority:
         self.enrolment: str = own.enrolment
         self.certificate_lifetime_s: int = own.certificate_lifetime_s
 
-    # What there is
+    # Keys
 
     def load_trust_state(self) -> trust_state.TrustState:
         """Return the current trust state; create missing keys."""

@@ -141,7 +141,7 @@ def check_rate(row: models.Enrolment, now_s: float, least_interval_s: float) -> 
 def refusal(
     verdict: enrolment_rules.Verdict, host: str, row: models.Enrolment | None = None
 ) -> enrolment_rules.EnrolmentRefused:
-    """Return a refusal; its remedy never allows the request's key, which anybody may send."""
+    """Return a refusal; its remedy never allows the request's key, which any client may send."""
     if (
         row is not None
         and row.state == enrolment_rules.EnrolmentState.WAITING

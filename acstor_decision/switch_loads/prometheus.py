@@ -16,9 +16,9 @@ from acstor_decision.core import threshold
 from acstor_decision.switch_loads import base
 
 TRAFFIC_QUERY = "sum by (level, switch) (rate(acstor_switch_bytes_total[1m]))"
-"""What each switch carries. Levels are 0 beside the hosts, 1 above, and so on."""
+"""Traffic of each switch. Levels are 0 beside the hosts, 1 above, and so on."""
 CAPACITY_QUERY = "sum by (level, switch) (acstor_switch_capacity_bytes)"
-"""What each switch can carry, in the same unit a second."""
+"""Capacity of each switch, in the same unit a second."""
 LONGEST_BYTES = 8 << 20
 MAX_LEVEL = 8
 

@@ -53,7 +53,7 @@ class _ProtocolError(Exception):
 class NbdRecorder:
     """Context manager that serves ``disk`` to the socket ``client``, and reports reads.
 
-    Whoever passes ``client`` to another process closes it here.
+    A caller that passes ``client`` to another process closes it here.
     """
 
     def __init__(self, disk: ReadableDisk, size_bytes: int, read: OnRead) -> None:

@@ -103,7 +103,7 @@ class ScanContext(NamedTuple):
 def status_of(
     image: image_record.Image, found: image_record.Image | None, context: ScanContext
 ) -> ImageStatus:
-    """Return the status of an image; ``found`` is what it names as its chunk map."""
+    """Return the status of an image; ``found`` is the record that it names as its chunk map."""
     by_record = _by_record(image, context.convertible)
     if by_record is not None:
         return by_record

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether needed images are protected; what cannot be determined is a problem."""
+"""Checks whether needed images are protected; an unknown status counts as a problem."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

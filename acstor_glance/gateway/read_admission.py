@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 READS = 16  # concurrent reads of one store, in each process; each takes a thread of the WSGI server
 TIMEOUT_S = 10.0
-"""Timeout of a read from a store. An agent has given up by then, and asks again."""
+"""Timeout of a read from a store. An agent has timed out by then, and asks again."""
 QUEUE_S = 1.0  # longest wait for a slot, after which the client is told to retry
 
 

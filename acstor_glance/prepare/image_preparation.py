@@ -85,7 +85,7 @@ class ImagePreparation:
         )
 
     def run(self) -> None:
-        """Make what is missing, and record that the image is ready.
+        """Make the missing artefacts, and record that the image is ready.
 
         :raises errors.NotRaw: the image has another format than it states
         :raises errors.LimitExceeded: it is too costly

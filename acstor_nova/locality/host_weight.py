@@ -11,7 +11,7 @@ MANY_BUILDS = 4  # builds under way that halve the weight, as a full link does
 
 
 class CachedImage(NamedTuple):
-    """An image on one host: what is cached of it, and the load of the link, each from 0 to 1."""
+    """An image on one host: its cached share and the load of the link, each from 0 to 1."""
 
     share: float
     link_load: float

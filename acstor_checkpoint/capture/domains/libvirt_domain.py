@@ -164,7 +164,7 @@ class Domain:
     def clean_up(
         self, bitmaps: Iterable[str], folder: pathlib.Path, *, may_be_frozen: bool
     ) -> None:
-        """End what a killed process began, which may have created ``bitmaps``."""
+        """Clean up after a killed process, which may have created ``bitmaps``."""
         self._call(lambda: self._cleared(may_be_frozen))
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):

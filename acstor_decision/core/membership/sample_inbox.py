@@ -38,7 +38,7 @@ class SampleInbox:
         return self._count
 
     def add_sample(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
-        """Add a sample, maybe in place of the oldest; return why it is refused, or None."""
+        """Add a sample; when full, drop its sender's oldest; return why it is refused, or None."""
         heard_s, certificate, sample = received
         sender = certificate.host, certificates.fingerprint(certificate.public_key)
         refusal = self._order.why_refused(sender, sample, heard_s, wall_s)
