@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-agent on a host of the lab: its configuration, its life, and talk with it.
+"""acstor-agent on a lab host: its configuration, life cycle and interfaces.
 
-The rule: an agent's files, its socket and its mount lie in its host's folder,
-and the mount is gone before the folder goes.
+An agent's files, its socket and its mount are in its host's folder; ``stop`` removes the mount.
 """
 
 import configparser
@@ -41,16 +40,16 @@ STOP_DEADLINE_S = 15.0
 REQUEST_DEADLINE_S = 60.0
 DEFAULTS: Mapping[str, object] = {
     "cache_limit_bytes": 1024 * geometry.MIB,
-    "keep_images": "none",  # most tests and measurements count what guests alone fetch
+    "keep_images": "none",  # tests and measurements count the chunks that guests alone cause
     "metrics_listen": "127.0.0.1:9464",
-    "stop_with_guests": "unmount",  # tests end what they began, in any order
+    "stop_with_guests": "unmount",  # tests end guests and agents in any order
 }
 
 
 def ring_of(
     hosts: Sequence[network.Host], epoch: int = 1, segment_chunks: int = 1
 ) -> dict[str, Any]:
-    """Return a v-node table in which every one of ``hosts`` has the same weight."""
+    """Return a v-node table with equal weights for ``hosts``."""
     entries = [
         {"host": host.name, "address": f"{host.address}:{PEER_PORT}", "vnodes": VNODES}
         for host in hosts
@@ -61,16 +60,16 @@ def ring_of(
 def write_ring(
     hosts: Sequence[network.Host], path: pathlib.Path, epoch: int = 1, segment_chunks: int = 1
 ) -> pathlib.Path:
-    """Write the table of :func:`ring_of` at once (readers see the old one or the new one)."""
+    """Write the table of :func:`ring_of` atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(ring_of(hosts, epoch, segment_chunks)))
     return new.replace(path)
 
 
 def request(socket_path: pathlib.Path, op: str, **fields: object) -> Any:
-    """Make a request on an agent's control socket and return its result.
+    """Send a request to an agent's control socket and return the result.
 
-    :raises errors.Unusable: nobody answers there, or the answer is a failure
+    :raises errors.Unusable: the agent does not answer, or reports a failure
     """
     with console.connected(socket_path) as link, link.makefile("rw") as lines:
         link.settimeout(REQUEST_DEADLINE_S)
@@ -86,20 +85,20 @@ def request(socket_path: pathlib.Path, op: str, **fields: object) -> Any:
 
 
 def ask_to_end(running: Iterable["Agent"]) -> None:
-    """Ask several agents to end, so that they end at once; who stops each waits for it."""
+    """Send SIGTERM to several agents, so that they end in parallel."""
     for agent in running:
         agent.ask_to_end()
 
 
 class Agent:
-    """Context manager: one acstor-agent inside ``host``'s namespace.
+    """Context manager: one acstor-agent in ``host``'s namespace.
 
-    Entering starts it; :meth:`wait_ready` waits until it serves, so that several start at once.
+    Entering starts it; :meth:`wait_ready` waits until it serves, so that several start in parallel.
 
-    :param source_url: where ``<image id>.raw`` and ``<image id>.acmap`` are
-    :param ring_file: the v-node table; without one the agent works alone
-    :param sections: more sections of the configuration, such as those of other sources
-    :param security: how it talks to other agents; None leaves that to the agent's default
+    :param source_url: URL of ``<image id>.raw`` and ``<image id>.acmap``
+    :param ring_file: the v-node table; without one the agent has no peers
+    :param sections: more sections of the configuration, such as other sources
+    :param security: of connections to other agents; None: the agent's default
     :param constants: that differ from the product's
     :param options: options of [acstor_agent] that differ from the lab's
     """
@@ -146,18 +145,18 @@ class Agent:
         return {"acstor": dict(shared), "acstor_agent": agent, "source_http": {"url": source_url}}
 
     def clear(self) -> None:
-        """Remove what an earlier agent of this host kept: images of others may take its room."""
+        """Delete the state and cache of earlier agents, whose images could fill the cache."""
         for kept in (self.state_dir, self.folder / "cache"):
             shutil.rmtree(kept, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        """Write the configuration and start the agent; does not wait for it."""
+        """Write the configuration and start the agent, without waiting."""
         self.configure()
         self.start()
         return self
 
     def configure(self) -> None:
-        """Write the configuration and what it names."""
+        """Write the configuration, create the mount point and the identity."""
         self.mount_point.mkdir(parents=True, exist_ok=True)
         if self._security == "secure":
             identities.give(self.state_dir, str(self._sections["acstor_agent"]["host"]))
@@ -179,7 +178,7 @@ class Agent:
         return pathlib.Path(str(self._sections["acstor_agent"]["state_dir"]))
 
     def start(self) -> None:
-        """Start the agent (again); its log goes on where it was."""
+        """Start the agent (again), appending to its log."""
         with self._log.open("ab") as out:
             self._process = self._begin(out)
 
@@ -197,14 +196,14 @@ class Agent:
         return self.folder / "agent.log"
 
     def log(self) -> str:
-        """Return what the agent has logged so far."""
+        """Return the agent's log."""
         return self._log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
         """The supervisor's pid.
 
-        :raises errors.Unusable: the agent is not running; says what it logged
+        :raises errors.Unusable: the agent is not running; has its log
         """
         if self._process is None or self._process.poll() is not None:
             raise errors.Unusable(
@@ -213,29 +212,29 @@ class Agent:
         return self._process.pid
 
     def worker_pid(self) -> int | None:
-        """Return the pid of the worker that serves now; None between two workers."""
+        """Return the serving worker's pid, None between two workers."""
         children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return int(children[-1]) if children else None
 
     def own_memory_bytes(self) -> int:
-        """Return the memory that the worker holds for itself: resident, and of no file."""
+        """Return the worker's anonymous resident memory."""
         status = pathlib.Path(f"/proc/{self.worker_pid()}/status").read_text()
         return 1024 * int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0])
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
         """Wait until the agent answers on its control socket and its mirror is mounted.
 
-        :raises errors.Unusable: it ended or took too long; says what it logged
+        :raises errors.Unusable: it ended or took too long; has its log
         """
         what = f"acstor-agent on {self.host.name}"
         runs.wait_for(self._is_ready, deadline_s, what, self.log)
 
     def _is_ready(self) -> bool:
-        _ = self.pid  # a dead agent will never be ready
+        _ = self.pid  # a dead agent never gets ready
         return self.is_serving()
 
     def is_serving(self) -> bool:
-        """Say whether the agent answers on its control socket and its mirror is mounted."""
+        """Return whether the control socket answers and the mirror is mounted."""
         try:
             self.status()
         except (errors.Unusable, OSError):
@@ -243,11 +242,11 @@ class Agent:
         return self.is_mounted()
 
     def is_mounted(self) -> bool:
-        """Say whether something is mounted on the agent's mount point."""
+        """Return whether the agent's mount point is mounted."""
         return str(self.mount_point) in self.host.mounts_beneath(self.mount_point)
 
     def status(self) -> dict[str, Any]:
-        """Return what the agent says of itself and its counters."""
+        """Return the agent's status with its counters."""
         result: dict[str, Any] = request(self.control_socket, "status")
         return result
 
@@ -257,21 +256,21 @@ class Agent:
         return self.host.run([command, "--config-file", self.config_file, *args])
 
     def timelines(self, *which: str) -> list[boot_timeline.Timeline]:
-        """Return the boots that the agent remembers, of an image, of a server, or all."""
+        """Return the remembered boots of an image, of a server, or all."""
         answer: dict[str, Any] = json.loads(self.ctl("--json", "timeline", *which))
         return msgspec.convert(answer["timelines"], list[boot_timeline.Timeline])
 
     def image_path(self, image_id: str) -> pathlib.Path:
-        """Return the file under which the agent shows an image."""
+        """Return the path of an image's mirror."""
         return self.mount_point / "images" / f"{image_id}.raw"
 
     def ask_to_end(self) -> None:
-        """Ask the agent to end in good order; :meth:`stop` waits for it."""
+        """Send SIGTERM; :meth:`stop` waits for the end."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """End the agent in good order; by force if it does not end. Nothing stays mounted."""
+        """Stop the agent, by force if needed, and unmount its mirror."""
         if self._process is None:
             return
         self.ask_to_end()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that Ansible runs on: its inventory, its playbooks, and hosts that it reaches by SSH.
+"""The Ansible control node: inventory, playbooks, and hosts reached by SSH.
 
-The rule: a host has a Python and a sshd on an address of the loopback, and nothing else of Ansible.
+A host has only Python and sshd on a loopback address.
 """
 
 import json
@@ -30,10 +30,10 @@ _RECAP = re.compile(r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=(\d+) +failed
 
 
 class Played(NamedTuple):
-    """What a playbook did.
+    """The result of a playbook.
 
-    :param changed: how many tasks changed something, by host
-    :param failed: hosts on which a task failed, or that were not reached
+    :param changed: number of tasks with changes, by host
+    :param failed: hosts with a failed task, or unreachable
     """
 
     changed: dict[str, int]
@@ -42,9 +42,9 @@ class Played(NamedTuple):
 
 
 def install() -> None:
-    """Make Ansible's virtualenv if it is not there.
+    """Make Ansible's virtualenv if it is missing.
 
-    :raises errors.Unusable: it cannot be installed here
+    :raises errors.Unusable: it cannot be installed
     """
     stamp = VENV / WANTED
     if not stamp.is_file():
@@ -54,7 +54,7 @@ def install() -> None:
 
 
 def serve_ssh(host: systemd_host.SystemdHost, address: str, key: pathlib.Path) -> dict[str, Any]:
-    """Start a sshd there, and return what an inventory says of the host."""
+    """Start sshd on a host; return the host's inventory entry."""
     port = local.unused_port()
     host.run("install", "-d", "-m", "700", "/root/.ssh", "/run/sshd")
     host.path("/root/.ssh/authorized_keys").write_text(key.with_suffix(".pub").read_text())
@@ -71,7 +71,7 @@ def serve_ssh(host: systemd_host.SystemdHost, address: str, key: pathlib.Path) -
 
 
 class Control:
-    """A key, and a copy of the source tree's playbooks below ``packaging/ansible``.
+    """An SSH key, and a copy of the playbooks in ``packaging/ansible``.
 
     :param folder: an empty one
     """
@@ -83,22 +83,22 @@ class Control:
         shutil.copytree(FOLDER, self._books)
 
     def run(self, lines: Sequence[str]) -> None:
-        """Run lines of a shell at the root of the source tree's copy.
+        """Run shell lines at the root of the source tree's copy.
 
         :raises errors.Unusable: one failed
         """
         runs.tool(["env", "-C", self._folder, "bash", "-ec", "\n".join(lines)])
 
     def edit(self, inventory: dict[str, Any]) -> None:
-        """Write other hosts and variables into the inventory, which is there."""
+        """Replace the inventory."""
         path = self._books / "inventory.yml"
         assert path.is_file()
         path.write_text(json.dumps(inventory))
 
     def play(self, line: str, *arguments: str) -> Played:
-        """Run a playbook by a command line that an operator gives, and return what it did.
+        """Run a documented playbook command; return its result.
 
-        :param arguments: more of them
+        :param arguments: further arguments
         """
         own = {"LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": self._folder / "home"}
         own["PATH"] = f"{VENV / 'bin'}:{os.environ.get('PATH', os.defpath)}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that takes checkpoints: the product's own parts, with a file for a decision service.
+"""A host that takes checkpoints, with the product's components.
 
-As a process of its own it goes on until it is killed:
+A file stands in for the decision service.  As a process it runs until it is killed:
 
     python -m tests.lab.checkpoints OPTIONS.json
 """
@@ -46,10 +46,10 @@ OWNER = "owner"
 
 
 class Options(msgspec.Struct):
-    """What a process needs to know.
+    """Options of the process.
 
-    :param vaults: names and ports of the hosts that can keep checkpoints
-    :param owner: the host
+    :param vaults: ports of the possible holders, by name
+    :param owner: the host's name
     """
 
     folder: str
@@ -68,7 +68,7 @@ class Options(msgspec.Struct):
 
 
 class Places:
-    """Holders in the order of their names; those that failed come last."""
+    """Chooses holders by name, failed ones last."""
 
     def __init__(self, options: Options) -> None:
         self._vaults = options.vaults
@@ -98,10 +98,10 @@ class Places:
 
 
 class Host:
-    """Everything of one host that takes checkpoints.
+    """The components of a host that takes checkpoints.
 
-    :param mirrors: folders, if the guests have one each
-    :param places: holders, others than all vaults in the order of their names
+    :param mirrors: mirror folders, one per guest
+    :param places: the choice of holders; None: by name
     :param limits: of holders
     """
 
@@ -148,7 +148,7 @@ class Host:
         )
 
     def started(self) -> "Host":
-        """Return what a new process of this host would have."""
+        """Return the host as restarted."""
         return Host(self.options, self._mirrors)
 
     def daemon(self) -> worker_pool.WorkerPool:
@@ -157,7 +157,7 @@ class Host:
         )
 
     def register(self, new: checkpoint_record.CheckpointRecord) -> set[str]:
-        """Note a checkpoint; the last two of a disk stay."""
+        """Record a checkpoint; keep the last two of a disk."""
         if self.refuses:
             raise errors.Unusable("decision service", "it does not answer")
         with self.records.open("a") as file:
@@ -173,7 +173,7 @@ class Host:
         ]
 
     def rebuilt(self, new: checkpoint_record.CheckpointRecord, base: bytes) -> list[bytes]:
-        """Return the disk that a checkpoint is, once for each holder."""
+        """Return a checkpoint's disk, restored from each holder."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(new.key))
         disk = object_names.VaultDisk(ids.HostId(new.owner), new.vault_disk)
         found = []
@@ -201,7 +201,7 @@ class Lab:
         for name in (f"h{number}" for number in range(1, count + 1)):
             (folder / name).mkdir()
             self.vaults[name] = vaults.Vault(folder / name, name)
-        vaults.credentials_of(folder / "identity", OWNER)  # of this process's authority
+        vaults.credentials_of(folder / "identity", OWNER)  # issued by this process's authority
         ports = {name: vault.port for name, vault in self.vaults.items()}
         self.options = Options(
             str(folder), domain_lab.uri(host), domain_lab.run_dir(host), str(mirrors), ports
@@ -217,7 +217,7 @@ class Lab:
             vault.close()
 
     def know(self, guest: domain_lab.Domain, chunk_bytes: int) -> None:
-        """Have the chunk map of a guest's image where an agent would have it."""
+        """Write the chunk map of a guest's image where an agent would."""
         size = guest.base_bytes
         subject = chunk_map.Subject(
             guest.image,

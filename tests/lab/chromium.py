@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A headless Chromium, driven by the DevTools protocol through two pipes.
 
-The rule: it reaches the loopback only, and everything it writes lies in the folder of its test.
+It reaches only the loopback, and writes only to the folder of its test.
 """
 
 import base64
@@ -38,7 +38,7 @@ _SHELL = 'exec 3<&"$0" 4>&"$1"; shift; exec "$@"'
 
 
 def is_installed() -> bool:
-    """Say whether this machine has Chromium."""
+    """Return whether Chromium is installed."""
     return shutil.which(PROGRAM) is not None
 
 
@@ -57,7 +57,7 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
-        """Start it, with an empty page."""
+        """Start it with an empty page."""
         to_browser, self._requests = os.pipe()
         self._answers, from_browser = os.pipe()
         argv = [PROGRAM, *_FLAGS, f"--user-data-dir={self._folder}/profile", "about:blank"]
@@ -103,7 +103,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol; return its result. Events of meanwhile are kept.
+        """Call a method of the protocol and return its result; store events.
 
         :raises errors.Unusable: it failed, or Chromium does not answer
         """
@@ -139,16 +139,16 @@ class Browser:
                 self._rest += data
 
     def open(self, url: str) -> None:
-        """Go to a page."""
+        """Navigate to a page."""
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
-        """Return what an expression of JavaScript is on the page.
+        """Return the value of a JavaScript expression on the page.
 
         :raises errors.Unusable: it threw an exception
         """
         options = {"awaitPromise": True, "returnByValue": True}
-        options["allowUnsafeEvalBlockedByCSP"] = False  # the policy of the page holds here, too
+        options["allowUnsafeEvalBlockedByCSP"] = False  # the page's content security policy applies
         found = self.call("Runtime.evaluate", expression=expression, **options)
         if "exceptionDetails" in found:
             why = found["exceptionDetails"].get("exception", {}).get("description", "")
@@ -156,9 +156,9 @@ class Browser:
         return found["result"].get("value")
 
     def wait_for(self, expression: str, deadline_s: float = DEADLINE_S) -> Any:
-        """Wait until an expression is true; return it.
+        """Wait until an expression is true; return its value.
 
-        :raises errors.Unusable: it does not become so; with the text of the page
+        :raises errors.Unusable: it did not become true; has the page's text
         """
         end_s = time.monotonic() + deadline_s
         while not (found := self.evaluate(expression)):
@@ -169,7 +169,7 @@ class Browser:
         return found
 
     def text(self, selector: str = "body") -> str:
-        """Return the text that an element shows."""
+        """Return the displayed text of an element."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def click(self, selector: str) -> None:
@@ -182,18 +182,18 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def press_enter(self) -> None:
-        """Press Enter in the field that has the focus."""
+        """Press Enter in the focused field."""
         key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **key)
 
     def prefer(self, scheme: str) -> None:
-        """Choose ``light`` or ``dark``."""
+        """Choose the colour scheme, ``light`` or ``dark``."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def resize(self, width: int, height: int) -> None:
-        """Give the window a size."""
+        """Resize the window."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
@@ -208,7 +208,7 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def requests(self) -> list[dict[str, Any]]:
-        """Return the requests that the page has sent so far."""
+        """Return all requests of the page."""
         return [
             event["params"]["request"]
             for event in self.events
@@ -216,7 +216,7 @@ class Browser:
         ]
 
     def complaints(self) -> list[str]:
-        """Return exceptions, refusals of the content security policy, and other errors."""
+        """Return exceptions, violations of the content security policy, and other errors."""
         found = []
         for event in self.events:
             params = event.get("params", {})

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two disk images with one package in common: the scenario of Nicolae, Karve, Kochut 2015.
+"""Two disk images with a common package: scenario of Nicolae, Karve, Kochut 2015.
 
-Each is an ext4 file system with packages of its own and the common one, written
-through a mount.  That matters: the kernel's allocator gives a large file long
-extents that begin on large powers of two, so equal files become equal chunks
-although they lie elsewhere in each image; a file system that is packed by
-``mkfs -d`` has them on any 4 KiB block, and then 64 KiB chunks are equal by chance alone.
+Each is an ext4 file system with the common package and packages of its own, written through a
+mount.  The kernel's allocator places large files in long extents at multiples of large powers of
+two, so equal files yield equal chunks at different offsets.  ``mkfs -d`` would place them at any
+4 KiB block, where equal 64 KiB chunks are rare.
 """
 
 import contextlib
@@ -31,16 +30,16 @@ IMAGE_BYTES = 512 * geometry.MIB
 BLOCK_BYTES = 4096
 COMMON_NAME = "common.tar.gz"
 OWN_PACKAGES_BYTES = ((7_000_003, 1_000_001), (3_333_333, 12_333_337))
-"""What each image has besides: so the common package is not where it is in the other one."""
+"""Other packages of each image; they place the common one at different offsets."""
 
 Spans = tuple[tuple[int, int], ...]
-"""(offset, length) in bytes, in the order of the file, whole file system blocks."""
+"""(offset, length) in bytes, in file order, in whole file system blocks."""
 
 _EXTENT = re.compile(r"^ *[0-9]+: +[0-9]+\.\. *[0-9]+: +([0-9]+)\.\. *([0-9]+):", re.MULTILINE)
 
 
 class CommonImage(NamedTuple):
-    """One of the images, and where in it the common package lies."""
+    """One of the images, and the extents of the common package."""
 
     image_id: ids.ImageId
     spans: Spans
@@ -64,10 +63,10 @@ def make_two(images: local.ImageFolder, common_bytes: int) -> list[CommonImage]:
 
 
 def write_image(path: pathlib.Path, files: dict[str, bytes]) -> dict[str, Spans]:
-    """Make an ext4 image with these files, written in this order; return where each lies.
+    """Make an ext4 image with these files, in this order; return their extents.
 
-    Each is on the disk before it is closed, as most of a long one is: of a file that is closed the
-    allocator packs the end, and then its chunks begin anywhere.
+    It syncs each file before closing it, like most of a long one.  The allocator packs the end of a
+    closed file, which would start its chunks at any offset.
 
     :raises errors.Unusable: not root, or no loop device
     """
@@ -106,13 +105,13 @@ def extents(listing: str) -> Spans:
 
 
 Ranges = tuple[bytes | mmap.mmap, Sequence[tuple[int, int]]]
-"""An image's bytes, and (offset, length) of some of them."""
+"""An image's bytes, and the (offset, length) of ranges."""
 
 
 def common_share(
     first: Ranges, second: Ranges, chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES
 ) -> float:
-    """Return which share of the chunks that the first spans touch is among those of the second.
+    """Return the share of the chunks in the first ranges that also are in the second.
 
     >>> chunk = geometry.DEFAULT_CHUNK_BYTES
     >>> common_share((bytes(chunk), [(0, chunk)]), (b"." + bytes(chunk), [(1, chunk)]))

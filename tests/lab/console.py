@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talk to a guest: its shell on the serial console, and QEMU's monitor (QMP).
+"""A guest's interfaces: its shell on the serial console, and QEMU's monitor (QMP).
 
-Both are unix sockets of QEMU.  The rule: whoever is connected reads all the
-time, because QEMU stops a guest that writes on a console that nobody drains.
+Both are unix sockets of QEMU.  A connected client must read all the time, because QEMU stops a
+guest that writes to a full console.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _PROMPT = re.compile(r"(?P<prompt>login: |# )$")
 
 @contextlib.contextmanager
 def connected(path: pathlib.Path) -> Iterator[socket.socket]:
-    """Connect to a unix socket, however long its path is.
+    """Connect to a unix socket, also with a long path.
 
-    :raises errors.Unusable: nobody listens there, or no answer came in the block's time
+    :raises errors.Unusable: nothing listens there, or no answer came in the block's time
     """
     folder = os.open(path.parent, os.O_PATH)
     try:
         with socket.socket(socket.AF_UNIX) as link:
-            # A socket's address holds 107 bytes; by way of the open folder the path is short.
+            # A socket address holds 107 bytes; the path by an open folder's descriptor is short.
             link.connect(f"/proc/self/fd/{folder}/{path.name}")
             yield link
     except OSError as failure:
@@ -41,9 +41,9 @@ def connected(path: pathlib.Path) -> Iterator[socket.socket]:
 
 
 def monitor(path: pathlib.Path, command: str) -> Any:
-    """Give QEMU's monitor at ``path`` a command without arguments and return its answer.
+    """Send a command without arguments to QEMU's monitor; return its answer.
 
-    :raises errors.Unusable: it refused, or hung up
+    :raises errors.Unusable: it refused, or disconnected
     """
     with connected(path) as link, link.makefile("rw") as lines:
         link.settimeout(MONITOR_DEADLINE_S)
@@ -56,7 +56,7 @@ def monitor(path: pathlib.Path, command: str) -> Any:
 
 
 def _answer(path: pathlib.Path, lines: Any) -> Any:
-    """Return the next answer; greetings and events are passed over."""
+    """Return the next answer; skip greetings and events."""
     for line in lines:
         message = json.loads(line)
         if "error" in message:
@@ -67,16 +67,16 @@ def _answer(path: pathlib.Path, lines: Any) -> Any:
 
 
 class Console:
-    """The serial console at the other end of ``link``; ``deadline_s`` bounds all waits together."""
+    """The serial console at ``link``; ``deadline_s`` limits the sum of all waits."""
 
     def __init__(self, link: socket.socket, deadline_s: float) -> None:
         self._link = link
         self._end = time.monotonic() + deadline_s
 
     def ask(self, text: str, pattern: re.Pattern[str]) -> re.Match[str]:
-        """Type ``text`` and read until ``pattern`` is found in what comes after.
+        """Type ``text`` and read until ``pattern`` matches the output after it.
 
-        :raises errors.Unusable: it was not seen in time; says what was
+        :raises errors.Unusable: it did not in time; has the output
         """
         self._link.sendall(text.encode())
         seen = ""
@@ -92,17 +92,17 @@ class Console:
         return found
 
     def log_in(self) -> None:
-        """Bring the console to root's shell."""
+        """Log in as root."""
         if self.ask("\n", _PROMPT)["prompt"] == "login: ":
             self.ask("root\n", re.compile(r"# $"))
 
     def run(self, command: str) -> str:
-        """Run one line of shell and return its output.
+        """Run one shell line and return its output.
 
         :raises errors.Unusable: it failed, or took too long
         """
         nonce = secrets.token_hex(4)
-        # The echo of what is typed must not look like the answer: the words are cut in two.
+        # Split the words, so the typed line's echo does not match as the answer.
         typed = f"echo BE''GIN{nonce}; {command}; echo EN''D{nonce}=$?\n"
         pattern = rf"BEGIN{nonce}\n(?P<output>.*?)END{nonce}=(?P<status>[0-9]+)\n"
         answer = self.ask(typed, re.compile(pattern, re.DOTALL))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that runs containers with podman: a Debian 13 in namespaces of its own.
+"""A container host with podman: Debian 13 in namespaces of its own.
 
-Images stay in its root, below ``.cache/packages``, so that only what changed is built again.
-The rule: nothing outlives its process, as all mounts and processes lie in its namespaces.
+Images stay in its root, below ``.cache/packages``, so only changes are built again.  All mounts
+and processes are in its namespaces, and end with its process.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ BASE = "localhost/debian:trixie-slim"
 START_S = 60.0
 END_S = 30.0
 READY = "run/acstor-ready"
-# crun takes no mixture of both versions of control groups; it makes none here.
+# crun supports no mix of both cgroup versions; no cgroups are used here.
 _ROOM = f"""
 if mountpoint -q /sys/fs/cgroup; then umount --lazy --recursive /sys/fs/cgroup; fi
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -56,7 +56,7 @@ _OF_FORMER_RUNS = (
 
 
 class ContainerHost:
-    """Context manager: the host, with what is committed here at /srv/acstor, and the image BASE."""
+    """Context manager: the host, with HEAD at /srv/acstor, and the image BASE."""
 
     def __init__(self) -> None:
         self._root = debian_root.root("trixie", "systemd-sysv", "podman", "podman-compose")
@@ -64,7 +64,7 @@ class ContainerHost:
     def __enter__(self) -> Self:
         """Start it.
 
-        :raises errors.Unusable: this machine cannot
+        :raises errors.Unusable: this machine cannot run it
         """
         for name in _OF_FORMER_RUNS:
             shutil.rmtree(self._root / name, ignore_errors=True)
@@ -93,7 +93,7 @@ class ContainerHost:
         return self.path("/" + READY).exists()
 
     def _pid(self) -> int:
-        """Return the host's last process, which sleeps: the end of the line of children."""
+        """Return the innermost child, a process that sleeps."""
         pid = self._process.pid
         while children := pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             pid = int(children[0])
@@ -110,13 +110,13 @@ class ContainerHost:
         self.run(f"podman import --quiet /srv/base.tar {BASE} && rm /srv/base.tar")
 
     def path(self, inside: str | pathlib.Path) -> pathlib.Path:
-        """Return where this machine sees one of its files."""
+        """Return this machine's path of one of its files."""
         return pathlib.Path(f"/proc/{self._pid()}/root{inside}")
 
     def run(self, line: str) -> str:
-        """Run a shell's line there, and return all that it wrote.
+        """Run a shell line there; return its output.
 
-        :raises errors.Unusable: it failed; says what it wrote
+        :raises errors.Unusable: it failed; has the output
         """
         enter = ["nsenter", f"--target={self._pid()}", "--mount", "--pid", "--"]
         shell = ["bash", "-ec", f"cd /root/acstor\n{{ {line}\n}} 2>&1"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debian as its installer leaves it, and acstor's packages for it.
+"""Fresh Debian installations, and acstor's packages for them.
 
-Both are kept below ``.cache/packages``: making them takes minutes, and thousands of files.
-The rule: a root that tests begin with is not changed by them (:class:`systemd_host.SystemdHost`).
+Both are cached below ``.cache/packages``, since making them takes minutes.  Tests must not change
+a root (see :class:`systemd_host.SystemdHost`).
 """
 
 import os
@@ -18,10 +18,10 @@ PLACE = ROOT / ".cache/packages"
 FRESH = ROOT / "tools/fresh-root.sh"
 CLONE = "root/acstor"
 PROFILES = {"bookworm": "pkg.acstor.venv,nodoc", "trixie": ""}
-"""What ``tools/package.sh`` builds on a release."""
+"""The build profiles of ``tools/package.sh``, by release."""
 BUILD_S = 3600.0
 
-# Arguments: build profiles. Two revisions: the second one has another default in a configuration.
+# Argument: build profiles. The second revision has another default in a configuration.
 _BUILD = """
 export DEBIAN_FRONTEND=noninteractive
 cd /root/acstor
@@ -44,9 +44,9 @@ dpkg-scanpackages . >Packages
 
 
 def root(release: str, *packages: str) -> pathlib.Path:
-    """Return the folder of a release with packages of its own, made if it is not there.
+    """Return the root of a release with further packages; make it if missing.
 
-    :raises errors.Unusable: it cannot be made here; says why
+    :raises errors.Unusable: it cannot be made here; has the reason
     """
     name = "-".join((release, *packages))
     folder = PLACE / name
@@ -65,9 +65,9 @@ def root(release: str, *packages: str) -> pathlib.Path:
 
 
 def built(release: str) -> pathlib.Path:
-    """Return the folder with the packages of what is committed here, in two revisions.
+    """Return the folder with the packages of HEAD, in two revisions.
 
-    :raises errors.Unusable: they cannot be built here; says why
+    :raises errors.Unusable: they cannot be built here; has the reason
     """
     folder = root(release, "dpkg-dev")
     packages = folder / "root/packages"
@@ -83,7 +83,7 @@ def built(release: str) -> pathlib.Path:
 
 
 def _run(argv: list[str | pathlib.Path]) -> str:
-    """Run a command that takes minutes, and return all that it wrote.
+    """Run a command that takes minutes; return its output.
 
     :raises errors.Unusable: it failed
     """

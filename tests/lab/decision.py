@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision service in the lab: instances, and agents that are joined with it.
+"""The decision service in the lab: its instances, and agents that use it.
 
-Instances run outside the hosts, beside the broker and the database, or on a host of the lab's
-network; there they reach the agents, and have addresses proven. Who is inside reaches the
+Instances run outside the lab's network, beside the broker and the database, or on one of its
+hosts.  There they reach the agents and can verify addresses.  Hosts in the network reach the
 broker through a relay in the image server's namespace.
 """
 
@@ -46,7 +46,7 @@ class Instance:
     """Context manager: one acstor-decision.
 
     :param sections: more sections of its configuration
-    :param host: on which it runs, and so proves addresses; None: outside of the hosts' network
+    :param host: its host, where it verifies addresses; None: outside the hosts' network
     :param constants: that differ from the lab's
     :param options: of [acstor_decision]
     """
@@ -82,14 +82,14 @@ class Instance:
         self._process: subprocess.Popen[bytes] | forked_commands.ForkedCommand | None = None
 
     def __enter__(self) -> Self:
-        """Make the database's tables and start; does not wait."""
+        """Create the database's tables and start, without waiting."""
         configure(self.config_file, self._sections)
         manage(self.config_file, "db-sync")
         self.start()
         return self
 
     def start(self) -> None:
-        """Start (again); the log goes on where it was."""
+        """Start (again), appending to the log."""
         module, arguments = forked_commands.DECISION, ["--config-file", self.config_file]
         with self._log.open("ab") as out:
             if self._host is None:
@@ -100,7 +100,7 @@ class Instance:
                 self._process = self._host.popen(command, stdin=subprocess.DEVNULL, **streams)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -114,18 +114,18 @@ class Instance:
                 self.kill()
 
     def log(self) -> str:
-        """Return what it has logged so far."""
+        """Return its log."""
         return self._log.read_text(errors="replace")
 
     def leads(self) -> bool:
-        """Say whether it has come to lead since its first start."""
+        """Return whether it has become the leader since its first start."""
         return " leads\n" in self.log()
 
 
 class Service:
-    """Context manager: a broker and one instance of the service for the hosts of a network.
+    """Context manager: a broker and one instance of the service for a network's hosts.
 
-    Everything of them lies in the folder of the network's run, and goes with it.
+    Their files are in the folder of the network's run, which deletes them.
 
     :param constants: that differ from the lab's
     :param options: of [acstor_decision]
@@ -140,7 +140,7 @@ class Service:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Start both; the broker is ready then, the instance soon."""
+        """Start both; wait for the broker only."""
         with contextlib.ExitStack() as stack:
             self.folder.mkdir()
             broker = rabbitmq.RabbitMQ(self.folder)
@@ -168,7 +168,7 @@ class Service:
     def join(
         self, hosts: Sequence[network.Host], link_mbit: float, source_url: str, **options: Any
     ) -> list[agents.Agent]:
-        """Run an agent on each of some hosts; wait until all have a ring with all of them.
+        """Run an agent on each host; wait until all have a ring with all of them.
 
         :param options: of [acstor_agent]
         """
@@ -189,19 +189,19 @@ class Service:
         return joined
 
     def kill(self) -> None:
-        """End the instance at once; the broker goes on."""
+        """Kill the instance; the broker still runs."""
         self._instance.kill()
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
-        """Return what a query of the service's database finds."""
+        """Return the rows of a query of the service's database."""
         with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as link:
             return link.execute(text).fetchall()
 
 
 def manage(config_file: pathlib.Path, *arguments: str) -> str:
-    """Run acstor-decision-manage and return what it says.
+    """Run acstor-decision-manage and return its output.
 
-    :raises errors.Unusable: it failed; says what it wrote
+    :raises errors.Unusable: it failed; has its output
     """
     words = ["--config-file", config_file, *arguments]
     done = forked_commands.run(forked_commands.DECISION_MANAGE, words, {}, MANAGE_DEADLINE_S)
@@ -222,12 +222,12 @@ def agent(
     constants: tuned.Constants | None = None,
     **options: object,
 ) -> agents.Agent:
-    """Return an agent that is joined with the service and enrolled there, not started yet.
+    """Return an enrolled agent of the service, not yet started.
 
     :param instance: of the service
-    :param images: what it reads if there is no image server
+    :param images: its source without an image server
     :param source_url: the image server
-    :param sections: more sections of its configuration, such as those of other sources
+    :param sections: more sections of its configuration, such as other sources
     :param constants: that differ from the lab's
     """
     configured: dict[str, Mapping[str, Any]] = {

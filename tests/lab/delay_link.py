@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links with delay, jitter and loss between namespaces; ``delay_link.c`` copies their frames.
+"""Links between namespaces with delay, jitter and loss (``delay_link.c``).
 
-Kernels of test machines often have no netem. A link with an end in each of two namespaces takes the
-place of a veth pair: both ends are TAP devices, and one process between them delays each frame. So
-queueing disciplines (tbf) and byte counters of the two devices work as those of a veth pair.
+Test kernels often lack netem.  Such a link replaces a veth pair: both ends are TAP devices, and
+one process between them delays each frame.  Queueing disciplines (tbf) and byte counters of the
+two devices work as on a veth pair.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ END_S = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class LinkDelay:
-    """What each direction of a link does to frames, which stay in order.
+    """The effect of each direction of a link on frames, which stay in order.
 
-    :param one_way_ms: time from one end to the other
-    :param jitter_ms: largest deviation from it, uniformly distributed
-    :param loss: share of frames that are lost, independently
+    :param one_way_ms: latency
+    :param jitter_ms: maximum deviation from it, uniformly distributed
+    :param loss: share of lost frames, independent of each other
     :param seed: of jitter and loss
     """
 
@@ -38,7 +38,7 @@ class LinkDelay:
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """Compile the program; return it.
+    """Compile the program; return its path.
 
     :raises errors.Unusable: there is no compiler
     """
@@ -48,7 +48,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 class DelayLink:
-    """Context manager: a link between the devices of two namespaces; it makes the devices.
+    """Context manager: a link between new devices of two namespaces.
 
     :param ends: namespace and device of each end
     """
@@ -64,7 +64,7 @@ class DelayLink:
         self._argv = [str(program), *words, *(str(round(number)) for number in numbers)]
 
     def __enter__(self) -> "DelayLink":
-        """Start; return when both devices are there.
+        """Start; return when both devices exist.
 
         :raises errors.Unusable: a device cannot be made
         """
@@ -83,6 +83,6 @@ class DelayLink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it; its devices go with it."""
+        """End the process, which removes its devices."""
         self._process.kill()
         self._process.wait(END_S)

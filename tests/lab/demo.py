@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo: guests boot one image on several hosts at once, then traffic comes to one of them.
+"""Demo: guests boot one image on several hosts; then one host gets other traffic.
 
-The image is a compressed qcow2, as distributions publish theirs, and is used as it is; its chunk
-map and boot image are made first, as beside Glance when an image is uploaded.
+The image is a compressed qcow2, as distributions publish theirs, and is not converted.  The
+demo first makes its chunk map and boot image, as the services beside Glance do after an upload.
 
 ``python -m tests.lab.demo`` as root; ``tools/demo.sh`` installs what it needs
-first.  The rule: it shows progress while it works, says what was emulated, and
-leaves nothing behind but the results.
+first.  It shows progress, reports software emulation, and leaves only the results.
 """
 
 import argparse
@@ -55,12 +54,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def say(words: str) -> None:
-    """Tell the one who watches."""
+    """Print a line of progress."""
     print(words, file=sys.stderr, flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Play one way, or all of them one after the other, and show what they took."""
+    """Run one way, or all ways in turn, and show the results."""
     begin = time.monotonic()
     accelerator = guest.accelerator()
     say(f"guests run on {demo_report.EMULATION[accelerator]}")
@@ -69,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     for way in ways.WAYS if options.compare else (ways.ACSTOR,):
         try:
             results.append(ways.play(way, options.hosts, options.link_mbit, image, say))
-        except errors.Unusable as failure:  # QEMU's curl driver may hang for ever, as on Debian 13
+        except errors.Unusable as failure:  # QEMU's curl driver may hang forever, as on Debian 13
             if way not in ways.BASELINES:
                 raise
             label, _ = ways.WAYS[way]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo's image server has: an image as it was published, and what is made of it once.
+"""The demo's image server: a published image, its chunk map and boot image.
 
-The rule: chunk map and boot image are made by acstor's own commands from the file that the
-server gives, as the services beside Glance make them of an upload; nothing is converted.
+acstor's own commands make both from the server's file, as the services beside Glance do after an
+upload; nothing is converted.
 """
 
 import bisect
@@ -29,18 +29,18 @@ BOOT_IMAGE_NAME = f"{IMAGE_ID}.acboot"
 
 @dataclasses.dataclass(frozen=True)
 class BootImage:
-    """A boot image that was built, and what that took."""
+    """A boot image, and the cost of building it."""
 
     seconds: float
     chunks: int
     raw_bytes: int
     stored_bytes: int
     end: str
-    """How the builder knew that the boot was over."""
+    """The builder's criterion for the end of the boot."""
 
 
 class Piece(NamedTuple):
-    """A part of a file, and how many bytes of the disk it holds."""
+    """A part of a file, and the number of disk bytes in it."""
 
     offset: int
     stored_bytes: int
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 
 
 def make_chunk_map(file: pathlib.Path) -> None:
-    """Make the chunk map of an image beside its file.
+    """Make an image's chunk map beside its file.
 
     :raises errors.Unusable: it cannot be made
     """
@@ -57,9 +57,9 @@ def make_chunk_map(file: pathlib.Path) -> None:
 
 
 def build_boot_image(file: pathlib.Path) -> BootImage:
-    """Boot an image in a throw-away guest, and put its boot image beside its file.
+    """Boot an image in a temporary guest; put its boot image beside its file.
 
-    :raises errors.Unusable: it cannot be built, or what was booted showed no login prompt
+    :raises errors.Unusable: it cannot be built, or the boot showed no login prompt
     """
     words = runs.tool([agents.BIN / "acstor-boot-image", "build", file, "--json", "--quiet"])
     facts = json.loads(words)
@@ -75,12 +75,12 @@ def build_boot_image(file: pathlib.Path) -> BootImage:
 
 
 def bytes_as_raw(requests: Iterable[image_server.Request], folder: pathlib.Path) -> int:
-    """Return how many bytes would have been sent, had the bytes of the disk been sent as they are.
+    """Return the sent disk bytes after decompression.
 
-    What holds none of them, such as a chunk map, counts as it is; the tables of a qcow2 file
-    count nothing.
+    Files without disk data, such as a chunk map, count with their own bytes; the tables of a qcow2
+    file do not count.
 
-    :param folder: what the server serves, with the chunk map
+    :param folder: served files, with the chunk map
     """
     pieces = {f"/{name}": found for name, found in _pieces(folder)}
     total = 0.0
@@ -104,9 +104,9 @@ def _pieces(folder: pathlib.Path) -> Iterator[tuple[str, list[Piece]]]:
 
 
 def in_order(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces in the order of the file, each ending where the next one begins.
+    """Return pieces in file order, without overlaps.
 
-    qcow2 says of a compressed cluster in which sector it ends, and there the next one begins.
+    A qcow2 entry gives the last sector of a compressed cluster; the next cluster may start in it.
 
     >>> [tuple(piece) for piece in in_order([Piece(700, 512, 4096), Piece(0, 1024, 4096)])]
     [(0, 700, 4096), (700, 512, 4096)]
@@ -120,7 +120,7 @@ def in_order(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def weigh(pieces: Sequence[Piece], start: int, stop: int) -> float:
-    """Return how many bytes of the disk a range of a file holds.
+    """Return the number of disk bytes in a range of a file.
 
     >>> weigh([Piece(100, 50, 1000), Piece(150, 50, 50)], 125, 175)
     525.0

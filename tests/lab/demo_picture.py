@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of the demo: logins and who gave whom; how a remap leads requests elsewhere."""
+"""The demo's pictures: logins and chunk transfers; the effect of a remap."""
 
 import pathlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ TRAFFIC_COLOUR = "#b0413e"
 
 
 def draw(words: str, results: Sequence[ways.WayResult], path: pathlib.Path) -> None:
-    """Write the picture of the boots.
+    """Draw the boots.
 
     :param words: the circumstances
     """
@@ -45,7 +45,7 @@ def draw(words: str, results: Sequence[ways.WayResult], path: pathlib.Path) -> N
 
 
 def draw_remap(words: str, remap: demo_remap.RemapResult, path: pathlib.Path) -> None:
-    """Write the picture of the remap.
+    """Draw the remap.
 
     :param words: the circumstances
     """
@@ -95,7 +95,7 @@ def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
 
 
 def _draw_origins(axes: Any, hosts: Sequence[ways.HostResult]) -> None:
-    """Draw where the bytes of the guests' reads came from."""
+    """Draw the origins of the bytes that guests read."""
     names = [host.host for host in hosts]
     bottom = [0.0] * len(names)
     for origin in hosts[0].read_origins:
@@ -121,7 +121,7 @@ def _draw_exchange(axes: Any, exchange: dict[str, dict[str, int]]) -> None:
 
 
 def _draw_given(axes: Any, remap: demo_remap.RemapResult) -> None:
-    """Draw what hosts gave each other, one area above the other."""
+    """Draw the bytes that hosts sent each other, as stacked areas."""
     names = list(remap.vnodes_before)
     times = sorted(load.at_s for load in remap.loads)
     heights = []
@@ -140,7 +140,7 @@ def _draw_given(axes: Any, remap: demo_remap.RemapResult) -> None:
 
 
 def _draw_traffic(axes: Any, remap: demo_remap.RemapResult) -> None:
-    """Draw what else the busy host's link carried."""
+    """Draw the other traffic on the busy host's link."""
     own = [load for load in remap.loads if load.host == remap.busy]
     at_s = [load.at_s for load in own]
     axes.plot(at_s, [load.others / demo_remap.MBIT for load in own], color=TRAFFIC_COLOUR)

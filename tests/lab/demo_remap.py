@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's second act: traffic comes to one host, and the others' requests go elsewhere.
+"""The demo's second act: other traffic on one host, and a remap of requests.
 
-Programs on all hosts read an image that nobody has, chunk after chunk in an order
-of their own, at a steady pace.  Then the first host sends to a host outside, nearly
-as much as its link carries.  The decision service sees it and moves v-nodes; nobody
-else is told.
+Programs on all hosts read an uncached image in random order at a steady pace.  Then the first
+host sends to a host outside, at nearly the rate of its link.  The decision service observes the
+load and moves v-nodes; no other component is configured.
 """
 
 import dataclasses
@@ -30,12 +29,12 @@ from tests.lab import watch
 IMAGE_BYTES = 128 * geometry.MIB
 CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 READS_PER_S = 16
-"""Of each host."""
+"""Per host."""
 CALM_S = 10.0
 AFTER_S = 12.0
 REMAP_DEADLINE_S = 60.0
 TRAFFIC_SHARE = 0.95
-"""Of the first host's link."""
+"""Share of the first host's link."""
 SAY_EVERY_S = 2.0
 CHECK_INTERVAL_S = 0.1
 MBIT = 1e6 / 8
@@ -53,9 +52,9 @@ class Read(NamedTuple):
 
 @dataclasses.dataclass
 class Phase:
-    """What happened between two moments.
+    """Measurements between two moments.
 
-    :param given_share: of what hosts gave each other, what the busy host gave
+    :param given_share: the busy host's share of all chunk bytes sent by hosts
     :param read_ms: mean time of a read on the other hosts
     """
 
@@ -68,7 +67,7 @@ class Phase:
 
 @dataclasses.dataclass
 class RemapResult:
-    """What the act showed; times are seconds after the programs began."""
+    """The act's measurements; times are seconds after the start of the programs."""
 
     busy: str
     traffic_mbit: float
@@ -104,7 +103,7 @@ class Programs:
             thread.join()
 
     def check(self) -> None:
-        """Look whether all goes well.
+        """Check for failures.
 
         :raises errors.Unusable: a read failed
         """
@@ -120,7 +119,7 @@ class Programs:
     def _read(self, host: str, path: pathlib.Path) -> None:
         offsets = list(range(0, path.stat().st_size, CHUNK_BYTES))
         random.Random(host).shuffle(offsets)
-        buffer = mmap.mmap(-1, CHUNK_BYTES)  # O_DIRECT wants it aligned
+        buffer = mmap.mmap(-1, CHUNK_BYTES)  # O_DIRECT needs alignment
         with open(os.open(path, os.O_RDONLY | os.O_DIRECT), "rb", buffering=0) as image:
             due_s = time.monotonic()
             for offset in offsets:
@@ -141,7 +140,7 @@ def play(
     seen: watch.Watch,
     say: Say,
 ) -> RemapResult:
-    """Let programs read on all hosts, send from the first one, and follow what happens.
+    """Run programs on all hosts, send traffic from the first one, follow the remap.
 
     :param outside: a host without an agent
     :raises errors.Unusable: v-nodes did not move, or a read failed
@@ -180,7 +179,7 @@ def play(
 
 
 def _remap(seen: watch.Watch, above: int) -> watch.Table | None:
-    """Return the first table that traffic made after an epoch."""
+    """Return the first table after an epoch that traffic caused."""
     tables = (table for table in seen.tables() if table.epoch > above)
     return next((table for table in tables if table.reason == "overload"), None)
 
@@ -194,7 +193,7 @@ class _Follower:
     said_s: float = 0.0
 
     def follow(self, is_over: Callable[[], bool], deadline_s: float) -> None:
-        """Say what every host carries until something is so."""
+        """Report each host's load until a condition holds."""
         end_s = time.time() + deadline_s
         while not is_over():
             self.programs.check()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show what the demo measured: tables for the terminal, a JSON file, a picture.
+"""The demo's report: tables for the terminal, a JSON file, pictures.
 
-The rule: every figure says what it is a figure of, and software emulation is
-named wherever seconds are shown.
+Each table names its unit, and software emulation is mentioned with all times.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ EMULATION = {
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The circumstances that a reader of the figures must know."""
+    """The circumstances of the measurements."""
 
     hosts: int
     link_mbit: float
@@ -41,7 +40,7 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """All of that in a line."""
+        """The circumstances in one line."""
         return (
             f"{self.hosts} hosts and image server with {self.link_mbit:g} Mbit/s each, "
             f"{self.cpus} processors, {EMULATION[self.accelerator]}"
@@ -60,9 +59,9 @@ def per_host(results: Sequence[ways.WayResult]) -> str:
 
 
 def totals(results: Sequence[ways.WayResult]) -> str:
-    """Return a table: what the image server sent, one row a way.
+    """Return a table: bytes sent by the image server, one row a way.
 
-    *raw MB* is what would have been sent, had the bytes of the disk been sent as they are.
+    *raw MB* is the size of the sent disk data after decompression.
     """
     columns = ["out of the image server", "sent MB", "unique MB", "sent / unique", "raw MB"]
     table = prettytable.PrettyTable([*columns, "sent / raw", "link MB", "guests read MB"])
@@ -78,7 +77,7 @@ def totals(results: Sequence[ways.WayResult]) -> str:
 
 
 def prepared(built: demo_images.BootImage) -> str:
-    """Return a line: what was built before the guests began."""
+    """Return a line: the boot image built before the boots."""
     return (
         f"boot image: {built.chunks} chunks, {built.raw_bytes / MB:.1f} MB in "
         f"{built.stored_bytes / MB:.1f} MB, built once in {built.seconds:.1f} s"
@@ -86,7 +85,7 @@ def prepared(built: demo_images.BootImage) -> str:
 
 
 def origins(result: ways.WayResult) -> str:
-    """Return a table: where the bytes came from that the guests got, one row a host."""
+    """Return a table: origins of the guests' bytes, one row a host."""
     names = list(result.hosts[0].read_origins)
     table = prettytable.PrettyTable(["MB read by origin", *names])
     table.align = "r"
@@ -96,7 +95,7 @@ def origins(result: ways.WayResult) -> str:
 
 
 def exchange(result: ways.WayResult) -> str:
-    """Return a table: who got how much from whom, one row for each who got."""
+    """Return a table: chunk bytes by receiver (rows) and sender (columns)."""
     givers = [ways.SOURCE, *result.exchange]
     table = prettytable.PrettyTable(["MB of chunks got by", *(f"from {name}" for name in givers)])
     table.align = "r"
@@ -107,7 +106,7 @@ def exchange(result: ways.WayResult) -> str:
 
 
 def remap(result: demo_remap.RemapResult) -> str:
-    """Return a table: what hosts gave and how long reads took, before the remap and after."""
+    """Return a table: bytes sent and read times, before and after the remap."""
     columns = [f"of all chunks given, by {result.busy}", "reads elsewhere took", "reads"]
     table = prettytable.PrettyTable(["remap", "s", *columns])
     table.align = "r"
@@ -129,7 +128,7 @@ def text(
 ) -> str:
     """Return the whole report for a terminal.
 
-    :param failed: the labels of ways that failed, with the reason
+    :param failed: reasons of failed ways, by label
     """
     tables = [per_host(results), totals(results)]
     tables += [f"{label}: failed: {why}" for label, why in failed.items()]
@@ -144,7 +143,7 @@ def text(
 def as_json(
     setting: Setting, results: Sequence[ways.WayResult], failed: Mapping[str, str] = NONE
 ) -> dict[str, Any]:
-    """Return all figures, and why ways failed, as JSON's types."""
+    """Return all figures, and reasons of failed ways, in JSON types."""
     plain = [
         {
             **dataclasses.asdict(result),
@@ -167,7 +166,7 @@ def save(
     folder: pathlib.Path,
     failed: Mapping[str, str] = NONE,
 ) -> list[pathlib.Path]:
-    """Write ``demo.json``, ``demo.png`` and ``remap.png`` into ``folder``; return their paths."""
+    """Write ``demo.json``, ``demo.png`` and ``remap.png``; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     figures, picture = folder / "demo.json", folder / "demo.png"
     figures.write_text(json.dumps(as_json(setting, results, failed), indent=1) + "\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deployment tools whose recipes are tested: Kolla-Ansible, OpenStack-Ansible, OpenStack-Helm.
+"""Deployment tools for tests: Kolla-Ansible, OpenStack-Ansible, OpenStack-Helm.
 
-``python -m tests.lab.deployment_tools`` installs what a package index has. Roles and charts are
-clones that the developer makes in :data:`CLONES`, and helm is a program in the path or in the
-virtualenv. Tests install nothing: they skip what is not there.
+``python -m tests.lab.deployment_tools`` installs the packages of a package index.  The developer
+clones roles and charts into :data:`CLONES`, and puts helm into the path or the virtualenv.
+Tests install nothing: they skip missing tools.
 """
 
 import os
@@ -36,7 +36,7 @@ _STAMP = VENV / ".installed"
 
 
 def install() -> None:
-    """Make the virtualenv, or bring it up to date.
+    """Make or update the virtualenv.
 
     :raises errors.Unusable: a package cannot be installed
     """
@@ -47,18 +47,18 @@ def install() -> None:
 
 
 def is_installed() -> bool:
-    """Say whether the virtualenv has the wanted versions."""
+    """Return whether the virtualenv has the wanted versions."""
     return _STAMP.is_file() and _STAMP.read_text() == "\n".join(WANTED)
 
 
 def require() -> None:
-    """Skip the test where the packages are not installed."""
+    """Skip the test if the packages are missing."""
     if not is_installed():
         pytest.skip("they are not installed: python -m tests.lab.deployment_tools")
 
 
 def require_clone(name: str) -> pathlib.Path:
-    """Return the clone of a repository of OpenStack; skip the test without it."""
+    """Return the clone of an OpenStack repository; skip the test if it is missing."""
     clone = CLONES / name
     if not clone.is_dir():
         pytest.skip(f"there is no clone {clone} of openstack/{name}")
@@ -68,7 +68,7 @@ def require_clone(name: str) -> pathlib.Path:
 def run(
     argv: Sequence[str | pathlib.Path], folder: pathlib.Path, variables: Mapping[str, str]
 ) -> str:
-    """Run a program of the virtualenv in a folder; return what it wrote.
+    """Run a program of the virtualenv in a folder; return its output.
 
     :raises errors.Unusable: it failed
     """
@@ -92,9 +92,9 @@ def run(
 def pick_tasks(
     role: pathlib.Path, file: str, names: Sequence[str], first: Sequence[dict[str, Any]] = ()
 ) -> None:
-    """Write ``tasks/picked.yml``: tasks of one of the role's files, by their names.
+    """Write ``tasks/picked.yml``: tasks of one of the role's files, by name.
 
-    :param first: tasks that come before them
+    :param first: tasks to run before them
     """
     found = [task for task in _load(role / "tasks" / file) if task["name"] in names]
     assert [task["name"] for task in found] == list(names)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that the documents tell operators to give, taken out of the pages themselves.
+"""The operator commands in the documents, extracted from the pages.
 
-A block without a language is commands (or a piece of configuration, by its first line); what is
-neither says its language.  In a block with a prompt (``$``) the rest is output.
-The rule: nothing is written down twice; a test that runs a page's commands asks for them here, by
-page and section, with words that stand in the test's own text: so it is seen which are run.
+A block without a language has commands, or a piece of configuration by its first line; all other
+blocks declare a language.  In a block with a prompt (``$``) all other lines are output.
+A test that runs a page's commands requests them by page and section as literals, which shows
+the covered sections.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ PAGES = [
 ]
 SHELL_LANGUAGES = frozenset({"", "bash", "console", "sh", "shell"})
 CONFIGURATION = re.compile(r'\[[[\w]|[{"]|/\S+: |(?:enable|disable)_|[A-Z_]+=[^\\\n]*(?:\n|$)')
-"""How a block begins that is a piece of a file, or a line of a log."""
+"""Matches the start of a block that is a piece of a file, or a log line."""
 OURS = re.compile(r"(?:openstack acstor|acstor-[a-z-]+) [^…]+")
 """An inline command line of acstor, with its arguments."""
 SYNOPSIS = " COMMAND"
-"""What is in a line that stands for all commands of a program."""
+"""Marks a line that stands for all commands of a program."""
 TABLE = "admin/commands.rst"
-"""The page whose tables name commands of ``openstack acstor`` in their first column."""
+"""The page with tables of ``openstack acstor`` commands in their first column."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Command:
     """A command line of a page.
 
     :param page: below ``doc/source``, or of the checkout
-    :param section: the title that it stands under
-    :param line: the command, continued lines joined, without comments
-    :param is_inline: it stands in the running text
+    :param section: title of its section
+    :param line: the command without comments, continued lines joined
+    :param is_inline: part of the running text
     """
 
     page: str
@@ -54,7 +54,7 @@ class Command:
 
     @property
     def program(self) -> str:
-        """What the line starts, without its folder and what is set before it."""
+        """The program's name, without its folder and variables before it."""
         words = [word for word in self.line.split() if not re.match(r"[A-Z_]+=[^$]", word)]
         return pathlib.PurePath(words[0]).name if words else ""
 
@@ -62,8 +62,8 @@ class Command:
 def section(page: str, title: str, program: str = "") -> list[str]:
     """Return the command lines of a section's blocks, for a test that runs them.
 
-    :param program: only the lines that start it
-    :raises LookupError: the page has no such commands under such a title
+    :param program: only its command lines
+    :raises LookupError: the page has no such commands in such a section
     """
     lines = [
         one.line
@@ -82,15 +82,15 @@ def of_name(page: str) -> pathlib.Path:
 
 
 def name_of(path: pathlib.Path) -> str:
-    """Return how a page is called."""
+    """Return the name of a page."""
     folder = SOURCE if path.is_relative_to(SOURCE) else ROOT
     return path.relative_to(folder).as_posix()
 
 
 def commands(path: pathlib.Path, page: str = "") -> Iterator[Command]:
-    """Yield all command lines of a page, in its order.
+    """Yield all command lines of a page, in order.
 
-    :param page: its name, if it is none of PAGES
+    :param page: its name, if it is not in PAGES
     """
     page = page or name_of(path)
     for node in _document(path).findall():
@@ -106,7 +106,7 @@ def commands(path: pathlib.Path, page: str = "") -> Iterator[Command]:
 
 
 def table_rows(path: pathlib.Path) -> Iterator[list[docutils.nodes.entry]]:
-    """Yield the cells of each row of a page's tables, headers left out."""
+    """Yield the cells of each row of a page's tables, without headers."""
     for body in _document(path).findall(docutils.nodes.tbody):
         for row in body.findall(docutils.nodes.row):
             yield list(row.findall(docutils.nodes.entry))
@@ -114,7 +114,7 @@ def table_rows(path: pathlib.Path) -> Iterator[list[docutils.nodes.entry]]:
 
 @functools.cache
 def _document(path: pathlib.Path) -> docutils.nodes.document:
-    """Read a page; what only Sphinx knows is passed over."""
+    """Parse a page; ignore Sphinx's own directives and roles."""
     silent = docutils.utils.Reporter.SEVERE_LEVEL + 1
     settings = {"report_level": silent, "halt_level": silent, "file_insertion_enabled": False}
     return docutils.core.publish_doctree(
@@ -123,9 +123,9 @@ def _document(path: pathlib.Path) -> docutils.nodes.document:
 
 
 def _is_shell(block: docutils.nodes.literal_block) -> bool:
-    """Whether a block has commands, by its language, or else by how it begins."""
+    """Return whether a block has commands, by its language or its first line."""
     if isinstance(block.parent, docutils.nodes.system_message):
-        return False  # what stands in a directive of Sphinx
+        return False  # part of a Sphinx directive
     languages = [name for name in block["classes"] if name != "code"]
     if languages:
         return languages[0] in SHELL_LANGUAGES
@@ -133,14 +133,14 @@ def _is_shell(block: docutils.nodes.literal_block) -> bool:
 
 
 def _is_in_first_column(node: docutils.nodes.Node) -> bool:
-    """Whether it stands in a row's first cell."""
+    """Return whether a node is in a row's first cell."""
     while node.parent is not None and not isinstance(node, docutils.nodes.entry):
         node = node.parent
     return isinstance(node, docutils.nodes.entry) and node.parent.index(node) == 0
 
 
 def _title(node: docutils.nodes.Node) -> str:
-    """Return the title of the innermost section that a node stands in."""
+    """Return the title of a node's innermost section."""
     while node.parent is not None:
         node = node.parent
         if isinstance(node, docutils.nodes.section):
@@ -150,7 +150,7 @@ def _title(node: docutils.nodes.Node) -> str:
 
 
 def _lines(text: str) -> Sequence[str]:
-    """Return the command lines of a block: joined where they go on, without comments."""
+    """Return a block's command lines, joined, without comments."""
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     if any(line.startswith("$ ") for line in lines):
         lines = [line[2:] for line in lines if line.startswith("$ ")]

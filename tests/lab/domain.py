@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A domain of a real libvirt as Nova makes one: an overlay on a base, and who writes to it.
+"""A libvirt domain like Nova's, with an overlay on a base, and a writer to it.
 
-The guest is firmware alone.  What is written goes in through QEMU's monitor, to the device that
-a guest would write to, so each write has begun and ended when the test knows.
-
-The rule: a test says of each write whether it was done before a moment, after it, or maybe.
+The guest is only firmware.  Writes go through QEMU's monitor to the guest's device, so the test
+knows their start and end.  For each write a test states: before a moment, after it, or either.
 """
 
 import contextlib
@@ -57,7 +55,7 @@ _UNDEFINE = libvirt.VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA
 
 @contextlib.contextmanager
 def libvirt_host() -> Iterator[machine.Machine]:
-    """Run a machine with libvirt as long as the block lasts."""
+    """Run a machine with libvirt for the block."""
     with runs.Run() as run:
         host = machine.Machine("libvirt", run.folder / "libvirt")
         try:
@@ -70,22 +68,22 @@ def libvirt_host() -> Iterator[machine.Machine]:
 
 
 def uri(host: machine.Machine) -> str:
-    """Return where libvirt of a machine is reached from outside of it."""
+    """Return the URI of a machine's libvirt, for use from outside of it."""
     return f"qemu:///system?socket=/proc/{host.pid}/root/run/libvirt/libvirt-sock"
 
 
 def run_dir(host: machine.Machine) -> str:
-    """Return where libvirt of a machine says which process a domain is, from outside of it."""
+    """Return the folder of libvirt's pid files of a machine, as seen from outside."""
     return f"/proc/{host.pid}/root/run/libvirt/qemu"
 
 
 class Domain:
-    """A server's domain, defined and off.
+    """A server's domain, defined and shut off.
 
-    :param folder: for the files of Nova: base, link to the mirror, overlay
-    :param base: bytes of the image, or where they are
+    :param folder: for Nova's files: base, link to the mirror, overlay
+    :param base: the image's bytes, or its path
     :param memory_mib: enough for firmware; a guest needs more
-    :param devices: more of them, in libvirt's XML
+    :param devices: further devices, in libvirt's XML
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class Domain:
         self.domain: Any = self._connection.defineXML(xml)
 
     def rebuild(self, base: bytes, disk_bytes: int) -> None:
-        """Make the disk anew on another image, as Nova rebuilds a server that is off."""
+        """Make a new disk on another image, as a rebuild of a stopped server."""
         self.image = ids.parse_image_id(str(uuid.uuid4()))
         self._link.unlink()
         self._lay(base)
@@ -136,25 +134,25 @@ class Domain:
         self._link.symlink_to(mirror)
 
     def make_disk(self, disk_bytes: int, *options: str) -> None:
-        """Make the overlay, a new one if there is one."""
+        """Make a new overlay."""
         self.path.unlink(missing_ok=True)
         backing = ("-F", "raw", "-b", self._link)
         command = ["qemu-img", "create", "-q", "-f", "qcow2", *backing, *options]
         runs.tool([*command, self.path, str(disk_bytes)])
 
     def close(self) -> None:
-        """Make it as if it had never been."""
+        """Destroy and undefine the domain."""
         for end in (self.domain.destroy, lambda: self.domain.undefineFlags(_UNDEFINE)):
             with contextlib.suppress(libvirt.libvirtError):
                 end()
         self._connection.close()
 
     def write(self, at: int, length: int, byte: int, how: str = "-f") -> None:
-        """Write as the guest would, and flush ("-f"); "" does not flush."""
+        """Write as the guest would, then flush if ``how`` is "-f"."""
         self.io(f"write {how} -P {byte} {at} {length}")
 
     def io(self, command: str) -> str:
-        """Do an operation of qemu-io on the device."""
+        """Run a qemu-io command on the device."""
         words = f'qemu-io -d {_DEVICE} "{command}"'
         hmp = libvirt_qemu.VIR_DOMAIN_QEMU_MONITOR_COMMAND_HMP
         said: str = libvirt_qemu.qemuMonitorCommand(self.domain, words, hmp)
@@ -162,37 +160,37 @@ class Domain:
         return said
 
     def pid(self) -> int:
-        """Return QEMU's process."""
+        """Return QEMU's pid."""
         return int(pathlib.Path(run_dir(self.host), f"{self.domain.name()}.pid").read_text())
 
     def kill(self) -> None:
-        """Kill QEMU, and wait until libvirt knows."""
+        """Kill QEMU; wait until libvirt has noticed."""
         os.kill(self.pid(), signal.SIGKILL)
         runs.wait_for(lambda: not self.domain.isActive(), 20.0, "the death of QEMU", str)
 
     def bitmaps(self) -> list[str]:
-        """Return the names of the persistent bitmaps of the running disk."""
+        """Return the names of the running disk's persistent bitmaps."""
         command = '{"execute": "query-named-block-nodes"}'
         said = json.loads(libvirt_qemu.qemuMonitorCommand(self.domain, command, 0))
         bitmaps = (bitmap for node in said["return"] for bitmap in node.get("dirty-bitmaps", []))
         return sorted(bitmap["name"] for bitmap in bitmaps if bitmap.get("persistent"))
 
     def is_busy(self) -> bool:
-        """Say whether a job of libvirt's is on."""
+        """Return whether a libvirt job is running."""
         try:
             return bool(self.domain.jobStats()["type"])
         except libvirt.libvirtError:
-            return self.is_there()  # it begins, or ends
+            return self.is_there()  # it starts or ends
 
     def is_there(self) -> bool:
-        """Say whether it has not been deleted."""
+        """Return whether the domain exists."""
         return any(
             found.UUIDString() == self.instance for found in self._connection.listAllDomains()
         )
 
 
 class Writer:
-    """Context manager: writes at random places until the block ends, one write after the other."""
+    """Context manager: sequential writes at random places during the block."""
 
     def __init__(self, domain: Domain, size_bytes: int, seed: int, unit: int = 4 * KIB) -> None:
         self._domain, self._size_bytes, self._unit = domain, size_bytes, unit
@@ -202,7 +200,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "Writer":
-        """Begin to write; returns when some was written."""
+        """Start; return after the first writes."""
         self._thread.start()
         runs.wait_for(lambda: self.done > 20, 30.0, "the first writes", str)
         return self
@@ -222,7 +220,7 @@ class Writer:
             time.sleep(0.002)
 
     def first_match(self, start: bytes, found: bytes, low: int, high: int) -> int | None:
-        """Return after how many writes, ``low`` to ``high``, the disk was ``found``; None if never.
+        """Return how many writes, ``low`` to ``high``, yield ``found``, or None.
 
         :param start: the disk before the first write
         """

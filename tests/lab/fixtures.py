@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functional tests and tests of attacks are given: agents, and the services of one OpenStack.
+"""Fixtures of functional and security tests: agents, and one OpenStack's services.
 
-A run has one OpenStack.  A session fixture that a second conftest imports would be
-made twice, so these are a plug-in, which the conftest above all tests names.
+A test run has one OpenStack.  A session fixture imported by a second conftest would run twice, so
+these are a plug-in named by the top conftest.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
-    """Let commands on this machine be forks."""
+    """Run commands on this machine as forks."""
     with forked_commands.enabled():
         yield
 
@@ -43,7 +43,7 @@ def images(tmp_path: pathlib.Path) -> local.ImageFolder:
 def start(
     tmp_path: pathlib.Path, images: local.ImageFolder
 ) -> Iterator[Callable[..., agents.Agent]]:
-    """Return what starts an agent and waits until it serves; it ends with the test."""
+    """Return a function that starts an agent for the test and waits until it serves."""
     with contextlib.ExitStack() as stack:
 
         def begin(name: str = "h1", **options: Any) -> agents.Agent:
@@ -55,7 +55,7 @@ def start(
 
 @pytest.fixture(scope="session")
 def openstack_lab() -> Iterator[cloud.Cloud]:
-    """The one OpenStack of this test run; nothing of it runs before a test asks for it."""
+    """The OpenStack of this test run; its services start on demand."""
     if os.geteuid():
         pytest.skip("needs root")
     with runs.Run() as run:
@@ -68,7 +68,7 @@ def openstack_lab() -> Iterator[cloud.Cloud]:
 
 @pytest.fixture
 def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
-    """A broker; nothing else of OpenStack is needed for it."""
+    """A running broker, without other services of OpenStack."""
     if shutil.which("rabbitmq-server", path="/usr/sbin") is None:
         pytest.skip("RabbitMQ is not installed: run tools/install.sh")
     openstack_lab.rabbitmq.start()
@@ -78,7 +78,7 @@ def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
 
 @pytest.fixture(scope="module")
 def all_stores(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
-    """A cloud whose Glance has a store of each kind, and the gateway; they end with the module."""
+    """A cloud whose Glance has a store of each kind, and a gateway, for the module."""
     if not installed.is_ready():
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
     with image_stores.running(openstack_lab) as place:
@@ -87,13 +87,13 @@ def all_stores(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
 
 @pytest.fixture
 def place(all_stores: image_stores.Place) -> image_stores.Place:
-    """The same, all of it up."""
+    """The cloud of ``all_stores``, with all services running."""
     all_stores.start()
     return all_stores
 
 
 @pytest.fixture
 def web() -> Iterator[http_server.LocalServer]:
-    """A web server that has an image."""
+    """A web server with an image."""
     with http_server.serve({"image": image_stores.DATA}) as server:
         yield server

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of acstor as forks of processes that have imported what they consist of.
+"""acstor's commands as forks of processes with preloaded imports.
 
-Those imports take three times as much of a processor as the rest of a daemon's start.  The rule: a
-fork shares no more than the modules; arguments, constants, output and status are its own.  It
-inherits environment and folder of the pytest process as they were when the first one started, so a
-command that needs others is executed.
+The imports take three times the CPU time of the rest of a daemon's start.  A fork shares only the
+modules: arguments, constants, output and status are its own.  It inherits the environment and
+working directory of the pytest process at the first start, so a command with others is executed.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ class ForkedCommand:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit status, None while it runs; after that nobody else has its pid."""
+        """Return its exit status, None while it runs."""
         if self.returncode is None:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
@@ -65,12 +64,12 @@ class ForkedCommand:
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to it, if it runs."""
+        """Send a signal, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end, if it runs."""
+        """Send SIGTERM, if it runs."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -79,7 +78,7 @@ class ForkedCommand:
 
 
 class ForkServer:
-    """The process of the forks of one command, which ends with this one.
+    """The fork server of one command, which ends with this process.
 
     :param module: of the command, with ``main``
     """
@@ -99,7 +98,7 @@ class ForkServer:
             )
 
     def fits(self) -> bool:
-        """Say whether a process that is executed now would have the surroundings of a fork."""
+        """Return whether environment and working directory still equal those of the forks."""
         return _surroundings() == self._around
 
     def start(
@@ -111,13 +110,13 @@ class ForkServer:
     ) -> ForkedCommand:
         """Start the command.
 
-        :param err: for its standard error, ``out`` if None
+        :param err: for its standard error; None: ``out``
         """
         wanted = {"arguments": list(map(str, arguments)), "constants": dict(constants)}
         return ForkedCommand(self, self.ask(wanted, [out.fileno(), (err or out).fileno()]))
 
     def ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
-        """Send a message and return the answer."""
+        """Send a message and return the reply."""
         with self._lock:
             socket.send_fds(self._link, [json.dumps(message).encode()], descriptors)
             return json.loads(self._link.recv(_MESSAGE_BYTES))
@@ -128,7 +127,7 @@ _server = functools.cache(ForkServer)
 
 @contextlib.contextmanager
 def enabled() -> Iterator[None]:
-    """Let commands be forks until the block ends; benchmarks execute theirs."""
+    """Run commands as forks for the block; benchmarks execute theirs."""
     global _is_enabled
     before, _is_enabled = _is_enabled, True
     try:
@@ -138,7 +137,7 @@ def enabled() -> Iterator[None]:
 
 
 def server(module: str) -> ForkServer | None:
-    """Return what forks a command now; None: it has to be executed."""
+    """Return the command's fork server, None if the command must be executed."""
     return _server(module) if _is_enabled and _server(module).fits() else None
 
 
@@ -149,9 +148,9 @@ def start(
     out: IO[bytes],
     err: IO[bytes] | None = None,
 ) -> ForkedCommand | subprocess.Popen[bytes]:
-    """Start a command, as a fork if it can be one.
+    """Start a command, as a fork if possible.
 
-    :param err: for its standard error, ``out`` if None
+    :param err: for its standard error; None: ``out``
     """
     if (forks := server(module)) is not None:
         return forks.start(arguments, constants, out, err)
@@ -167,7 +166,7 @@ def run(
     constants: Mapping[str, Any],
     deadline_s: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; return its status and what it wrote.
+    """Run a command to its end; return its status and output.
 
     :raises subprocess.TimeoutExpired: it took longer, and was killed
     """
@@ -189,7 +188,7 @@ def _surroundings() -> tuple[dict[str, str], str]:
 
 
 def _serve(module: str, link: socket.socket) -> None:
-    """Fork commands and tell of their ends, until nobody can ask any more."""
+    """Fork commands and report their exits, until the socket is closed."""
     gc.disable()
     command = importlib.import_module(module)
     change = runpy.run_path(str(_TUNED))["change"]
@@ -218,7 +217,7 @@ def _poll(pid: int) -> int | None:
 
 
 def _become(argv: list[str], descriptors: Sequence[int]) -> None:
-    """Give a fork a session, its output and its arguments."""
+    """Set the session, the output and the arguments of a fork."""
     os.setsid()
     for number, descriptor in enumerate(descriptors, start=1):
         os.dup2(descriptor, number)
