@@ -9,7 +9,7 @@ from tests.fakes import bus_log_limit
 
 @pytest.fixture(autouse=True, scope="module")
 def no_public_authorities() -> Iterator[None]:
-    """OpenSSL takes 45 ms for those of the system, in each context; no unit test needs them."""
+    """The system's authorities cost OpenSSL 45 ms in each context; no unit test needs them."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SSL_CERT_FILE", os.devnull)
         yield
@@ -17,5 +17,5 @@ def no_public_authorities() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the lines that oslo.messaging logs limited for each test, not for the process."""
+    """Limit the log lines of oslo.messaging for each test, not for the process."""
     bus_log_limit.renew(monkeypatch)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command and every argument says what it does, in words without markup."""
+"""Every command and every argument has a description without markup."""
 
 import argparse
 import importlib
@@ -26,11 +26,11 @@ SERVICES = {
     *("acstor-agent", "acstor-checkpointd", "acstor-decision"),
     *("acstor-glance-listener", "acstor-status"),
 }
-"""Commands whose options are all oslo's: it describes them, in its own way."""
+"""Commands with only oslo's options, which it describes in its own way."""
 
 
 def every_parser(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, object]]:
-    """Yield the name, what is said and the parser of a command and of all below it."""
+    """Yield name, description and parser of a command and of all its subcommands."""
     yield name, parser.description or "", parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -41,7 +41,7 @@ def every_parser(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[s
 
 
 def faults(name: str, said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what is missing in a command's help, or does not belong there."""
+    """Yield faults of a command's help text."""
     if not said.strip():
         yield f"{name}: says nothing of itself"
     if MARKUP.search(said):
@@ -64,7 +64,7 @@ def test_every_argument_of_a_command_is_described(name):
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES - {"acstor-status"}))  # oslo.upgradecheck's own
-def test_every_service_says_what_it_is(name):
+def test_every_service_has_a_description(name):
     done = forked(name, "--help")
     said = done.stdout.partition("\n\n")[2].partition("\n\n")[0]
     assert said.endswith(".") and not MARKUP.search(said), done.stdout
@@ -78,7 +78,7 @@ def parser_of_openstack(name: str) -> argparse.ArgumentParser:
 
 
 @pytest.mark.parametrize("name", OF_OPENSTACK)
-def test_every_argument_of_a_command_of_openstack_is_described(name):
+def test_every_argument_of_an_openstack_command_is_described(name):
     parser = parser_of_openstack(name)
     found = list(faults(name, parser.description or "", parser))
     assert not found, "\n".join(found)
@@ -100,6 +100,6 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", OF_OPENSTACK)
-def test_a_verb_means_the_same_in_every_command(name):
+def test_verb_has_the_same_base_class_in_every_command(name):
     of_class = OF_OPENSTACK[name].partition(":")[2]
     assert of_class.startswith(VERBS[name.rpartition("_")[2]])

@@ -19,7 +19,7 @@ SPEC.loader.exec_module(command_pages)
 
 
 def words_of(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the subcommands and long options of a parser and of all below it."""
+    """Return the subcommands and long options of a parser and of all its subparsers."""
     found: set[str] = set()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command that the package installs starts, and says nothing but what it was asked."""
+"""Every installed command starts, and prints only its output."""
 
 import gc
 import importlib
@@ -21,12 +21,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 
 
-# oslo.utils up to 8 imports eventlet where Nova has brought it, and that says so.
+# oslo.utils up to 8 imports eventlet if Nova has installed it, which prints a warning.
 _NO_EVENTLET = r"import warnings; warnings.filterwarnings('ignore', r'\s*Eventlet is')"
 
 
 def command(name: str, before: str = "pass") -> list[str]:
-    """Return what starts a command as the script does that is installed for it.
+    """Return an argv that starts a command as its installed script does.
 
     :param before: code that is run first
     """
@@ -41,7 +41,7 @@ def forked(name: str, words: str) -> subprocess.CompletedProcess[str]:
     return forked_command.run(start, *words.split(), name=name)
 
 
-def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
+def test_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
     conf = tmp_path / "acstor-decision.conf"
     conf.write_text(
         f"[database]\nconnection = sqlite:///{tmp_path}/db\n[acstor_decision_api]\nauth = none\n"
@@ -72,7 +72,7 @@ def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
         ),
     ],
 )
-def test_api_that_cannot_start_says_why_in_its_last_line(
+def test_api_that_cannot_start_names_the_reason_in_its_last_line(
     module: str, variable: str, text: str, said: str, tmp_path: pathlib.Path
 ) -> None:
     conf = tmp_path / "test.conf"
@@ -87,7 +87,7 @@ def test_api_that_cannot_start_says_why_in_its_last_line(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_help_comes_without_a_warning(name: str) -> None:
+def test_help_is_printed_without_a_warning(name: str) -> None:
     argv = [*command(name, _NO_EVENTLET), "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -95,7 +95,7 @@ def test_help_comes_without_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["acstor-agent", "acstor-nova-manage"])
-def test_version_is_that_of_the_whole(name: str) -> None:
+def test_command_prints_the_version_of_the_distribution(name: str) -> None:
     argv = [*command(name), "--version"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -113,7 +113,7 @@ def test_version_is_that_of_the_whole(name: str) -> None:
         ("acstor-simulate", "compare --pods ten", "not a number from 1 to 1000000: 'ten'"),
     ],
 )
-def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str, said: str) -> None:
+def test_error_of_an_invalid_argument_names_valid_values(name: str, words: str, said: str) -> None:
     done = forked(name, words)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
@@ -139,14 +139,14 @@ def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str,
         ("acstor-glance-listener", "--config-file /nowhere", "Failed to find some config files"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(name: str, words: str, said: str) -> None:
+def test_failure_is_reported_in_one_line(name: str, words: str, said: str) -> None:
     done = forked(name, words)
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"{name}: {said}"), done.stderr
     assert "Traceback" not in done.stderr and "Errno" not in done.stderr
 
 
-def test_simulation_whose_picture_cannot_be_written_says_so(
+def test_simulation_reports_an_unwritable_picture(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write(_options: object) -> None:
@@ -161,10 +161,10 @@ def test_simulation_whose_picture_cannot_be_written_says_so(
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 GONE = ["cryptography", "libvirt", "oslo_log", "oslo_service", "prettytable", "tqdm", "trio"]
-"""Of what each extra brings, enough that no command works."""
+"""Enough of each extra's libraries that no command works without them."""
 
 
-def test_each_module_of_a_command_runs_it_when_python_runs_the_module() -> None:
+def test_every_command_module_can_be_run_with_python() -> None:
     modules = {
         path
         for path in ROOT.glob("acstor_*/cmd/*.py")
@@ -175,7 +175,7 @@ def test_each_module_of_a_command_runs_it_when_python_runs_the_module() -> None:
     assert [path for path in modules if not path.read_text().endswith(guard)] == []
 
 
-def test_module_of_a_command_answers_as_the_command() -> None:
+def test_command_module_behaves_like_the_command() -> None:
     argv = [sys.executable, "-m", "acstor_glance.cmd.prehash", "--help"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0
@@ -183,7 +183,7 @@ def test_module_of_a_command_answers_as_the_command() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
+def test_command_of_an_uninstalled_role_names_the_extra(name: str) -> None:
     extra = SCRIPTS[name].partition(".")[0].removeprefix("acstor_")
     assert extra in EXTRAS
     block = f"sys.modules.update(dict.fromkeys({GONE}))"
@@ -194,7 +194,7 @@ def test_command_whose_role_is_not_installed_names_the_extra(name: str) -> None:
     assert line.startswith(f"{name}: needs acstor[{extra}], which is not installed here")
 
 
-def test_what_a_wsgi_server_imports_ends_with_one_line(
+def test_wsgi_application_fails_with_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with (
@@ -208,13 +208,13 @@ def test_what_a_wsgi_server_imports_ends_with_one_line(
         raise KeyError("a fault of its own")
 
 
-def test_fault_of_acstors_own_is_not_taken_for_a_missing_extra() -> None:
+def test_missing_module_of_acstor_is_not_reported_as_a_missing_extra() -> None:
     start = console_script.entry_point("acstor-x", "acstor_common.no_such_module", "agent")
     with pytest.raises(ModuleNotFoundError):
         start()
 
 
-def test_garbage_collector_goes_on_after_the_import_of_a_command() -> None:
+def test_garbage_collector_is_enabled_after_the_import_of_a_command() -> None:
     frozen = gc.get_freeze_count()
     console_script.import_for_life("acstor_common.errors")
     assert gc.isenabled() and gc.get_freeze_count() > frozen

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The phases of the DevStack plugin against a recording of DevStack's functions.
 
-What they write must be options that acstor's programs know, and nothing may be done twice or for
-a service that is not enabled.
+Every written option must be known to acstor's programs; no action may be done twice or for a
+disabled service.
+
 """
 
 import pathlib
@@ -45,7 +46,7 @@ SCRIPTS = tomllib.loads((DEVSTACK.parent / "pyproject.toml").read_text())["proje
 AUTH = {"auth_type", "auth_url", "username", "password", "project_name"}
 AUTH |= {"user_domain_name", "project_domain_name"}
 
-# DevStack's functions: each writes down how it was called.
+# DevStack's functions: each records its calls.
 FUNCTIONS = r"""
 set -o errexit
 record() { printf '%s\n' "$*" >>"$RECORD"; }
@@ -86,7 +87,7 @@ Play = Callable[..., list[list[str]]]
 
 @pytest.fixture
 def play(tmp_path: pathlib.Path) -> Play:
-    """Return what runs phases and returns the calls that they made."""
+    """Return a function that runs phases and returns their calls."""
 
     def run(*phases: str, enabled: str = ALL, settings: str = "") -> list[list[str]]:
         record = tmp_path / "record"
@@ -124,7 +125,7 @@ def known_options() -> set[tuple[str, str]]:
     return {(group.name, opt.dest) for one in lists for group, options in one for opt in options}
 
 
-def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> None:
+def test_every_written_option_is_known(play: Play) -> None:
     written = {(group, name) for _, group, name, *_ in calls(play(*STACK), "iniset")}
     signs_in = {"source_glance", "acstor_glance", "keystone_authtoken", "nova"}
     own = {
@@ -136,7 +137,7 @@ def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> 
     assert own <= known_options()
 
 
-def test_each_service_is_started_once_with_its_own_file(play: Play) -> None:
+def test_each_service_is_started_once_with_its_own_configuration(play: Play) -> None:
     started = {name: command for name, *command in calls(play(*STACK), "run_process")}
     assert sorted(started) == sorted(SERVICES)
     assert len(calls(play(*STACK), "run_process")) == len(started)
@@ -144,21 +145,21 @@ def test_each_service_is_started_once_with_its_own_file(play: Play) -> None:
         assert started[name][-2:] == ["root", "root"]
 
 
-def test_agent_is_there_before_nova_compute_and_the_tables_before_the_service(play: Play) -> None:
+def test_agent_precedes_nova_compute_and_the_database_the_service(play: Play) -> None:
     assert calls(play("stack post-config"), "run_process")[0][0] == "acstor-agent"
     extra = play("stack extra")
     names = [words[0] for words in extra]
     assert names.index("recreate_database") < names.index("ran") < names.index("run_process")
 
 
-def test_nova_is_left_alone_if_that_is_wanted(play: Play) -> None:
+def test_nova_stays_unchanged_if_disabled(play: Play) -> None:
     files = {file for file, *_ in calls(play(*STACK), "iniset")}
     assert {"nova.conf", "glance-api.conf"} <= files
     kept = play(*STACK, settings="ACSTOR_FOR_NOVA=False\n")
     assert "nova.conf" not in {file for file, *_ in calls(kept, "iniset")}
 
 
-def test_compute_node_of_its_own_gets_the_agent_alone(play: Play) -> None:
+def test_separate_compute_node_gets_only_the_agent(play: Play) -> None:
     made = play(*STACK, enabled="acstor-agent n-cpu")
     [[_, extras]] = calls(made, "setup_develop")
     assert extras == "agent,nova,osc"
@@ -167,7 +168,7 @@ def test_compute_node_of_its_own_gets_the_agent_alone(play: Play) -> None:
     assert not calls(made, "recreate_database")
 
 
-def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(
+def test_unstack_stops_services_and_mount_and_clean_removes_the_rest(
     play: Play, tmp_path: pathlib.Path
 ) -> None:
     made = play("unstack", "clean")
@@ -179,8 +180,8 @@ def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(
     assert f"rm -f {gone}" in done
 
 
-def test_stack_begins_with_nothing_of_the_last_cloud(play: Play, tmp_path: pathlib.Path) -> None:
-    """Its authority is gone with its database: a certificate of it would be kept for days."""
+def test_stack_removes_the_state_of_the_last_cloud(play: Play, tmp_path: pathlib.Path) -> None:
+    """Its authority ends with its database: a certificate of it would be kept for days."""
     made = play("stack post-config")
     names = [words[0] for words in made]
     stopped = [name for [name] in calls(made[: names.index("iniset")], "stop_process")]
@@ -190,9 +191,7 @@ def test_stack_begins_with_nothing_of_the_last_cloud(play: Play, tmp_path: pathl
     assert made.index(f"sudo umount {tmp_path}/data/acstor/mirror".split()) < made.index(gone)
 
 
-def test_commands_of_operators_are_on_their_path_until_clean(
-    play: Play, tmp_path: pathlib.Path
-) -> None:
+def test_operator_commands_are_linked_until_clean(play: Play, tmp_path: pathlib.Path) -> None:
     play(*STACK)
     links = {path.name: path.readlink() for path in (tmp_path / "links").iterdir()}
     assert {"acstor-nova-manage", "acstor-agent-ctl", "acstor-glance-manage"} <= links.keys()
@@ -207,32 +206,30 @@ def test_commands_of_operators_are_on_their_path_until_clean(
     )
 
 
-def test_socket_is_for_the_group_that_nova_compute_runs_with(play: Play) -> None:
+def test_control_socket_has_the_group_of_nova_compute(play: Play) -> None:
     """DevStack starts it with LIBVIRT_GROUP in place of its user's own group."""
     written = [words[1:] for words in calls(play(*STACK), "iniset")]
     assert ["acstor_agent", "control_group", "libvirt"] in written
 
 
-def test_wsgi_is_served_by_the_uwsgi_that_devstack_installs(play: Play) -> None:
-    """Without a master it ends with status 30 when it is stopped, and the unit is "failed"."""
+def test_wsgi_services_use_the_uwsgi_of_devstack(play: Play) -> None:
+    """Without a master uwsgi stops with status 30, and the unit is "failed"."""
     started = {name: words for name, *words in calls(play(*STACK), "run_process")}
     for name in ("acstor-api", "acstor-gateway"):
         assert started[name][:3] == ["/usr/bin/uwsgi", "--plugins", "http,python3"]
         assert {"--master", "--die-on-term", "--need-app"} <= set(started[name])
 
 
-def test_catalog_is_asked_for_public_urls(play: Play) -> None:
-    """DevStack makes no others."""
+def test_public_urls_of_the_catalog_are_used(play: Play) -> None:
+    """DevStack creates no others."""
     written = [words[1:] for words in calls(play(*STACK), "iniset")]
     assert ["keystone_authtoken", "interface", "public"] in written
     assert ["source_glance", "valid_interfaces", "public"] in written
 
 
 @pytest.mark.parametrize("is_used", ["True", "False"])
-def test_tempest_is_told_whether_nova_uses_acstor_and_where_the_counters_are(
-    play: Play, is_used: str
-) -> None:
-    """Without counters the plug-in skips all of its tests; without the backend they would fail."""
+def test_tempest_options_have_the_backend_and_the_metrics_urls(play: Play, is_used: str) -> None:
+    """Without metrics the plug-in skips all its tests; without the backend they would fail."""
     made = play("stack test-config", settings=f"ACSTOR_FOR_NOVA={is_used}\n")
     written = calls(made, "iniset")
     assert ["tempest.conf", "service_available", "acstor", is_used] in written
@@ -241,19 +238,19 @@ def test_tempest_is_told_whether_nova_uses_acstor_and_where_the_counters_are(
 
 
 @pytest.mark.parametrize("services", [ALL, ALL.replace("tempest", "")])
-def test_tempest_may_delete_images_at_once(play: Play, services: str) -> None:
+def test_deletion_protection_is_off_with_tempest(play: Play, services: str) -> None:
     written = calls(play(*STACK, enabled=services), "iniset")
     named = [line for line in written if line[2:] == ["protect_used_images", "False"]]
     assert len(named) == ("tempest" in services)
 
 
 def test_guide_names_the_branch() -> None:
-    """DevStack takes master, which there is not, where none is named."""
+    """Without a branch DevStack takes master, which does not exist."""
     [line] = re.findall(r"^ +enable_plugin acstor .*$", GUIDE.read_text(), re.MULTILINE)
     assert line.endswith("> main")
 
 
-def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:
+def test_files_with_passwords_are_private(play: Play, tmp_path: pathlib.Path) -> None:
     play(*STACK)
     files = sorted((tmp_path / "etc/acstor").iterdir())
     assert [file.name for file in files] == [
@@ -271,7 +268,7 @@ def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in folders} == folders
 
 
-def test_agents_user_may_read_and_nobody_is_an_administrator(
+def test_agent_user_is_a_reader_and_no_user_is_an_administrator(
     play: Play, tmp_path: pathlib.Path
 ) -> None:
     made = calls(play(*STACK), "get_or_add_user_project_role")
@@ -294,7 +291,7 @@ def test_agents_user_may_read_and_nobody_is_an_administrator(
     assert set_users[("acstor-glance.conf", "acstor_glance")] == "acstor"
 
 
-def test_agents_enrol_where_there_is_an_api_and_nowhere_else(play: Play) -> None:
+def test_agents_enrol_only_with_an_api(play: Play) -> None:
     wanted = ["enrolment", "auth_section", "source_glance"]
     for enabled, is_there in ((ALL, True), (ALL.replace("acstor-api", ""), False)):
         written = [words[1:] for words in calls(play(*STACK, enabled=enabled), "iniset")]
@@ -310,7 +307,7 @@ def test_agents_enrol_where_there_is_an_api_and_nowhere_else(play: Play) -> None
     ],
     ids=["gateway", "none", "gateway elsewhere"],
 )
-def test_agents_read_the_gateway_where_there_is_one(
+def test_agents_use_an_enabled_gateway(
     play: Play, enabled: str, settings: str, sources: str
 ) -> None:
     made = play(*STACK, enabled=enabled, settings=settings)
@@ -318,10 +315,10 @@ def test_agents_read_the_gateway_where_there_is_one(
     assert ["acstor_agent", "sources", sources] in written
 
 
-def test_gateway_reads_glances_configuration_and_is_in_the_catalog(
+def test_gateway_uses_the_configuration_of_glance_and_is_in_the_catalog(
     play: Play, tmp_path: pathlib.Path
 ) -> None:
-    """It is no service that runs without being asked for."""
+    """It is disabled by default."""
     [by_default] = calls(play("stack install"), "enable_service")
     assert by_default == BY_DEFAULT
     made = play(*STACK)
@@ -336,7 +333,7 @@ def test_gateway_reads_glances_configuration_and_is_in_the_catalog(
     assert "acstor-gateway.conf" not in files
 
 
-def test_checkpoints_are_taken_and_given_back_where_that_is_wanted(play: Play) -> None:
+def test_checkpoints_and_recovery_are_configured_if_enabled(play: Play) -> None:
     written = [words[1:] for words in calls(play(*STACK), "iniset")]
     assert ["acstor_checkpoint", "vault_listen", "192.0.2.7:7202"] in written
     assert ["acstor_checkpoint", "checkpoint_interval_s", "3600"] in written
@@ -349,7 +346,7 @@ def test_checkpoints_are_taken_and_given_back_where_that_is_wanted(play: Play) -
     assert "nova.conf" not in asking
 
 
-def test_scheduler_weighs_by_images_where_the_service_is(play: Play) -> None:
+def test_scheduler_uses_the_weigher_only_with_the_service(play: Play) -> None:
     weigher = "acstor_nova.weigher.ImageLocalityWeigher"
     for enabled, is_weighed in (
         (ALL, True),

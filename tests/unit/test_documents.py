@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No document has a command that no test has run or parsed.
+"""Every documented command is run or parsed by a test, or excluded with a reason.
 
-``run``: a functional test asks for the commands of this section and runs them.  ``parsed``: the
-program's own parser takes exactly this line, with words in place of what is in capitals.  ``left``:
+``run``: a functional test requests the commands of this section and runs them.  ``parsed``: the
+program's own parser accepts the exact line, with words in place of those in capitals.  ``left``:
 commands of other programs that no test runs, each with the reason.
 """
 
@@ -42,7 +42,7 @@ WORDS = {
     "SERVER": UUID,
     "TIME": "2026-11-24T06:00:00",
 }
-"""What stands for the words that the documents write in capitals; others are names."""
+"""Replacements of the documents' words in capitals; others are names."""
 GROUPS = ("openstack.common", "openstack.identity.v3", "openstack.image.v2", "openstack.compute.v2")
 LEFT: dict[tuple[str, str], str] = {
     ("README.rst", "git"): "tools/fresh-root.sh makes a clone of what is committed",
@@ -87,7 +87,7 @@ LEFT: dict[tuple[str, str], str] = {
     ): "needs a token in the shell; test_glance_gateway.py asks for ranges",
     ("admin/rest_api.rst", "uwsgi"): "tests/lab/openstack/acstor_decision.py starts it so",
 }
-"""By page and program, for what is nowhere run as it stands."""
+"""Exclusions by page and program."""
 ANYWHERE = {
     "apt-get": "packages of a distribution: needs its mirrors",
     "apparmor_parser": "needs a kernel with AppArmor; the profile is parsed by test_packaging.py",
@@ -96,7 +96,7 @@ ANYWHERE = {
     "systemctl": "needs services that are configured; test_systemd.py runs the units",
     "$EDITOR": "is for a person",
 }
-"""By program: on any page, what sections that no test runs have of it."""
+"""Exclusions by program, on any page, in sections that no test runs."""
 LEAST_RUN = 95
 MOST_LEFT = 80
 
@@ -108,7 +108,7 @@ def all_commands() -> list[documents.Command]:
 
 @functools.cache
 def run_sections() -> set[tuple[str, ...]]:
-    """Return the arguments of all calls of :func:`documents.section` in tests that run things."""
+    """Return the arguments of all calls of :func:`documents.section` in functional tests."""
     found = set()
     for path in sorted((documents.ROOT / "tests").glob("[cf]*/test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -138,7 +138,7 @@ def class_of(one: documents.Command) -> str:
     return "left" if why_left(one) else "nowhere"
 
 
-def test_every_command_of_the_documents_is_run_or_parsed_or_left_with_a_reason() -> None:
+def test_every_documented_command_is_run_or_parsed_or_excluded() -> None:
     counts = collections.Counter(class_of(one) for one in all_commands())
     print(f"commands of the documents: {dict(counts)}")
     nowhere = [
@@ -149,18 +149,18 @@ def test_every_command_of_the_documents_is_run_or_parsed_or_left_with_a_reason()
     assert counts["left"] <= MOST_LEFT
 
 
-def test_every_section_that_a_test_runs_is_there() -> None:
+def test_every_section_that_a_test_runs_exists() -> None:
     for words in run_sections():
         assert documents.section(*words)
 
 
-def test_no_reason_is_left_that_nothing_needs() -> None:
+def test_no_exclusion_is_unused() -> None:
     left = {(one.page, one.program) for one in all_commands() if class_of(one) == "left"}
     assert set(LEFT) - left == set()
     assert set(ANYWHERE) - {program for _, program in left} == set()
 
 
-def test_commands_are_joined_and_comments_taken_off(tmp_path: pathlib.Path) -> None:
+def test_continued_commands_are_joined_and_comments_removed(tmp_path: pathlib.Path) -> None:
     page = tmp_path / "page.rst"
     page.write_text(
         "Page\n====\n\nDo::\n\n    # first\n    one --a \\\n        two  # why\n\nShown::\n\n"
@@ -172,11 +172,11 @@ def test_commands_are_joined_and_comments_taken_off(tmp_path: pathlib.Path) -> N
 
 
 class _ParsedError(BaseException):
-    """The program's parser took its arguments; nothing is to be done, whatever it catches."""
+    """The program's parser accepted its arguments; no work is to be done."""
 
 
 def filled(line: str, *, with_options: bool) -> str:
-    """Return a line as a person would give it: without what is in brackets, or with it."""
+    """Return a line as a user would type it: without the parts in brackets, or with them."""
     chosen = r" \1" if with_options else ""
     line = re.sub(r"\s*\[([^][|]+)(?:\|[^][]*)?\]", chosen, line)
     line = re.sub(r"\s(?:&&|\||>>?|&)(?:\s.*|$)", "", line)
@@ -189,7 +189,7 @@ def filled(line: str, *, with_options: bool) -> str:
 
 
 @pytest.mark.parametrize("path", documents.PAGES, ids=documents.name_of)
-def test_parsers_take_the_lines_of_a_page(
+def test_documented_lines_parse(
     path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
@@ -199,13 +199,13 @@ def test_parsers_take_the_lines_of_a_page(
         for with_options in (False, True):
             argv = shlex.split(filled(one.line, with_options=with_options))
             while pathlib.PurePath(argv[0]).name != one.program:
-                del argv[0]  # sudo, and what is set for the command
+                del argv[0]  # sudo, and variables of the command
             try:
                 if one.program == "openstack":
                     parse_openstack(argv[1:])
                 else:
                     parse_script(one.program, argv[1:], monkeypatch, tmp_path)
-            except SystemExit:  # running text may name a command without what it must have
+            except SystemExit:  # running text may name a command without its required arguments
                 said = capsys.readouterr().err
                 assert one.is_inline, f"{one.line}: {said}"
                 assert "the following arguments are required" in said
@@ -214,7 +214,7 @@ def test_parsers_take_the_lines_of_a_page(
 def parse_script(
     name: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """Let a script read its arguments, up to the moment at which it would begin to work."""
+    """Let a script parse its arguments, up to the start of its work."""
     empty = tmp_path / "empty.conf"
     empty.touch()
     argv = [str(empty) if re.fullmatch(r"/etc/acstor/\S+\.conf", word) else word for word in words]
@@ -228,14 +228,14 @@ def parse_script(
     with monkeypatch.context() as patched:
         patched.setattr(sys, "argv", [name, *argv])
         patched.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
-        patched.setattr(cfg, "CONF", cfg.ConfigOpts())  # other tests have read theirs into it
+        patched.setattr(cfg, "CONF", cfg.ConfigOpts())  # other tests have parsed theirs into it
         with pytest.raises(_ParsedError):
             getattr(importlib.import_module(module), function)()
 
 
 @functools.cache
 def openstack_commands() -> dict[str, importlib.metadata.EntryPoint]:
-    """Return the commands by name; acstor's as they are here, not as they were once installed."""
+    """Return the commands by name; acstor's from this tree, not from an older installation."""
     own = PROJECT["entry-points"]["openstack.acstor.v1"].items()
     points = [
         *(importlib.metadata.EntryPoint(name, at, "openstack.acstor.v1") for name, at in own),
@@ -245,7 +245,7 @@ def openstack_commands() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def parse_openstack(words: list[str]) -> None:
-    """Let the command that the words begin with read the rest."""
+    """Let the command that the words start with parse the rest."""
     known = openstack_commands()
     names = [" ".join(words[:count]) for count in range(len(words), 0, -1)]
     [name, *_] = [one for one in names if one in known] or [""]

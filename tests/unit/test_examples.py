@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples in docstrings print what stands under them."""
+"""The examples in docstrings print the documented output."""
 
 import doctest
 import importlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The house keeps its own rules: licences, docstrings, options, entry points, the watched log."""
+"""The project's own rules: licences, docstrings, options, entry points, the checked log."""
 
 import importlib
 import importlib.metadata
@@ -34,7 +34,7 @@ MODULES = sorted(path for room in ROOT.glob("acstor_*/") for path in room.rglob(
 SAMPLE = ROOT / "etc/acstor/config-generator/acstor-agent.conf"
 SPDX = "# SPDX-License-Identifier: Apache-2.0"
 FOREIGN = re.compile(
-    r"/(?:home|Users|work|workspace)/\w"  # a path of somebody's machine
+    r"/(?:home|Users|work|workspace)/\w"  # a path of a developer's machine
     r"|pypi\.org|pythonhosted\.org|npmjs\.org|docker\.io|ghcr\.io|quay\.io"  # a registry
 )
 
@@ -47,8 +47,8 @@ def tracked_files() -> list[pathlib.Path]:
     return [ROOT / name for name in names if name and os.path.lexists(ROOT / name)]
 
 
-def test_nothing_is_tracked_that_is_ignored():
-    """A link to a cache, once in the tree, takes the place of every checkout's own cache."""
+def test_no_ignored_file_is_tracked():
+    """A tracked link to a cache would replace every checkout's own cache."""
     argv = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     listing = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False)
     if listing.returncode:
@@ -78,19 +78,19 @@ def nova_options() -> list[tuple[str, cfg.Opt]]:
     return [(group.name, opt) for group, opts in nova_conf.list_opts() for opt in opts]
 
 
-def test_every_script_and_module_begins_with_its_licence() -> None:
+def test_every_script_and_module_starts_with_its_licence() -> None:
     sources = [path for path in tracked_files() if path.suffix in {".py", ".sh"}]
     assert len(sources) > 20
     bare = [path for path in sources if SPDX not in path.read_text().splitlines()[:2]]
     assert not bare
 
 
-def test_no_tracked_link_leads_out_of_the_tree() -> None:
+def test_no_tracked_link_points_outside_the_tree() -> None:
     links = [path for path in tracked_files() if path.is_symlink()]
     assert [link for link in links if not link.resolve().is_relative_to(ROOT)] == []
 
 
-def test_clean_up_takes_results_and_keeps_every_tracked_file(tmp_path: pathlib.Path) -> None:
+def test_clean_up_removes_results_and_keeps_tracked_files(tmp_path: pathlib.Path) -> None:
     copies = [tmp_path / path.relative_to(ROOT) for path in tracked_files()]
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,13 @@ def test_clean_up_takes_results_and_keeps_every_tracked_file(tmp_path: pathlib.P
     assert [copy for copy in copies if not copy.is_file()] == []
 
 
-def test_no_tracked_file_names_somebodys_machine_or_a_registry() -> None:
+def test_no_tracked_file_names_a_machine_or_a_registry() -> None:
     found = []
     for path in tracked_files():
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except UnicodeDecodeError:
-            continue  # not a text
+            continue  # a binary file
         found += [f"{path.relative_to(ROOT)}: {line}" for line in lines if FOREIGN.search(line)]
     assert not found
 
@@ -130,10 +130,10 @@ def test_every_dependency_has_a_tested_version() -> None:
 def test_entry_point_can_be_loaded(name: str) -> None:
     module, _, attribute = entry_points()[name].partition(":")
     loaded = importlib.import_module(module)
-    assert callable(getattr(loaded, attribute)) if attribute else loaded  # openstackclient's is one
+    assert callable(getattr(loaded, attribute)) if attribute else loaded  # a module
 
 
-def test_every_option_says_what_it_decides() -> None:
+def test_every_option_has_a_help_text() -> None:
     every = [
         *agent_options(),
         *checkpoint_options(),
@@ -202,7 +202,7 @@ def test_f_skipped_test_promises_nothing():
 """
 
 
-def test_warning_that_no_test_expects_is_a_failure(tmp_path: pathlib.Path) -> None:
+def test_unexpected_warning_fails_a_test(tmp_path: pathlib.Path) -> None:
     (tmp_path / "acstor_x").mkdir()
     (tmp_path / "acstor_x/__init__.py").touch()
     (tmp_path / "tests").mkdir()
@@ -232,7 +232,7 @@ def test_warning_that_no_test_expects_is_a_failure(tmp_path: pathlib.Path) -> No
         ("7.0", 0, ""),
     ],
 )
-def test_scripts_know_which_kernels_will_do(
+def test_scripts_check_the_kernel_version(
     tmp_path: pathlib.Path, release: str, status: int, said: str
 ) -> None:
     fake = tmp_path / "uname"
@@ -245,19 +245,19 @@ def test_scripts_know_which_kernels_will_do(
     assert said in run.stderr if said else not run.stderr
 
 
-def test_patterns_of_what_comes_from_outside_are_for_the_whole_text() -> None:
+def test_patterns_of_external_input_are_defined_in_one_module() -> None:
     own = [path.name for path in MODULES if "Meta(pattern" in path.read_text()]
     assert own == ["patterns.py"]
 
 
-def test_services_that_share_a_controller_have_endpoints_of_their_own() -> None:
+def test_services_on_one_controller_have_distinct_metrics_endpoints() -> None:
     every = [*agent_conf.list_opts(), *decision_conf.list_opts(), *glance_conf.list_opts()]
     places = [opt.default for _, opts in every for opt in opts if opt.dest == "metrics_listen"]
     assert len(places) == 3 == len(set(places))
 
 
 @pytest.mark.parametrize("page", ["admin/failures", "contributor/testing", "contributor/tempest"])
-def test_every_test_that_a_promise_names_is_there(page: str) -> None:
+def test_every_documented_test_exists(page: str) -> None:
     named = re.findall(r"``(test_\w+)``", (ROOT / f"doc/source/{page}.rst").read_text())
     files = (ROOT / "tests").rglob("test_*.py")
     there = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
@@ -265,7 +265,7 @@ def test_every_test_that_a_promise_names_is_there(page: str) -> None:
     assert set(named) - there == set()
 
 
-def test_page_of_attacks_names_every_security_test_and_no_other_file() -> None:
+def test_attacks_page_names_every_security_test_and_only_existing_files() -> None:
     page = (ROOT / "doc/source/contributor/attacks.rst").read_text()
     named = set(re.findall(r"``([\w/]*test_\w+\.py)``", page))
     own = {path.name for path in (ROOT / "tests/security").glob("test_*.py")}

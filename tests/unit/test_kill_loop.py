@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the loop that kills workers says that all went well."""
+"""The verdict of the loop that kills workers."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def outcome(kills=5, **seen):
     return kill_loop.Outcome(kills, guest_readers.Tally(**seen))
 
 
-def test_all_that_was_asked_for_and_nothing_seen_is_fine():
+def test_all_kills_without_an_effect_on_readers_is_success():
     said = kill_loop.summary([outcome(reads=3), outcome(reads=4)])
     assert (said["kills"], said["reads"]) == (10, 7)
     assert kill_loop.is_fine(said, 10)
@@ -26,5 +26,5 @@ def test_all_that_was_asked_for_and_nothing_seen_is_fine():
         {"reads": 3, "wrong": ["at 0"]},
     ],
 )
-def test_too_few_kills_no_reads_an_error_or_a_wrong_byte_is_not(seen):
+def test_too_few_kills_or_reads_or_any_error_is_a_failure(seen):
     assert not kill_loop.is_fine(kill_loop.summary([outcome(**seen)]), 5)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of services that hang or refuse connections: an error in time, which names the address.
+"""Clients of services that hang or refuse: an error in time that names the address.
 
-Each row is one client, with a short deadline. What else is hung and refused, and where:
+Each row is one client, with a short deadline. For other services and tests see
 doc/source/contributor/testing.rst, Outgoing calls.
+
 """
 
 import os
@@ -51,7 +52,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
 class Place(NamedTuple):
-    """Where nobody answers: by TCP, and by a Unix socket."""
+    """A silent service: by TCP, and by a Unix socket."""
 
     address: str
     path: pathlib.Path
@@ -153,11 +154,11 @@ CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [
 
 LISTS = (listener_asks_glance, listener_asks_the_decision_service, command_asks_the_api)
 BOUNDED = (nova_asks_for_checkpoints, nova_asks_the_gateway, nova_asks_for_a_base, *LISTS)
-"""Their answers have a deadline and a size; ``test_api_answers.py`` has the agent's."""
+"""Responses to them have a deadline and a size; ``test_api_answers.py`` has the agent's."""
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)
-def test_call_ends_while_the_service_hangs(
+def test_call_to_a_hung_service_times_out(
     tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
 ) -> None:
     path = tmp_path / "s"
@@ -168,7 +169,7 @@ def test_call_ends_while_the_service_hangs(
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)
-def test_call_ends_while_the_service_refuses(
+def test_call_to_a_refusing_service_fails(
     tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
 ) -> None:
     address = f"{local.LOOPBACK}:{local.unused_port()}"
@@ -184,7 +185,7 @@ DRIPS = {
 
 @pytest.mark.parametrize("before", DRIPS.values(), ids=DRIPS)
 @pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in BOUNDED])
-def test_call_ends_while_the_service_drips(
+def test_call_to_a_trickling_service_times_out(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     before: dripping_server.Pieces,
@@ -192,7 +193,7 @@ def test_call_ends_while_the_service_drips(
     error: type[Exception],
     words: str,
 ) -> None:
-    """It is never silent for long."""
+    """The service is never silent for long."""
     initialize = bounded_responses.Adapter.__init__
 
     def initialize_short(
@@ -206,7 +207,7 @@ def test_call_ends_while_the_service_drips(
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in LISTS])
-def test_answer_without_end_is_not_read_to_the_end(
+def test_endless_response_is_not_read_to_its_end(
     tmp_path: pathlib.Path, call: Callable[[Place], object], error: type[Exception], words: str
 ) -> None:
     with http_server.serve(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian packages as they are described; tests/functional/test_packages.py builds them."""
+"""The Debian packages' metadata; tests/functional/test_packages.py builds them."""
 
 import itertools
 import os
@@ -28,7 +28,7 @@ DEBIAN = ROOT / "packaging/debian"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXPERIMENTS = "acstor_policies"
-"""A distribution of its own that no package holds."""
+"""A separate distribution outside of the Debian packages."""
 EXTRAS = {
     "acstor-agent": ["agent"],
     "acstor-checkpoint": ["checkpoint"],
@@ -65,7 +65,7 @@ def depends(package):
 
 
 def wanted(dependencies):
-    """Return what Debian calls libraries, with their bounds."""
+    """Return Debian's names of libraries, with their bounds."""
     found = {}
     for line in dependencies:
         one = requirements.Requirement(line)
@@ -75,17 +75,17 @@ def wanted(dependencies):
 
 
 @pytest.mark.parametrize("package", EXTRAS)
-def test_package_depends_on_what_its_extra_needs(package):
+def test_package_depends_on_the_libraries_of_its_extra(package):
     extras = [PROJECT["optional-dependencies"][extra] for extra in EXTRAS[package]]
     needed = wanted([line for extra in extras for line in extra])
     assert depends(package).items() >= needed.items()
 
 
-def test_library_depends_on_what_all_need():
+def test_library_depends_on_the_common_dependencies():
     assert depends("python3-acstor") == wanted(PROJECT["dependencies"])
 
 
-def test_manual_pages_are_built_with_what_commands_need():
+def test_build_dependencies_include_those_of_all_commands():
     built = re.findall(r"^ ([\w.-]+) <!nodoc", (DEBIAN / "control").read_text(), re.MULTILINE)
     of_commands = set(EXTRAS) - {"python3-acstor-osc"}
     assert {name for package in of_commands for name in depends(package)} <= {*built}
@@ -104,7 +104,7 @@ def test_every_python_package_is_in_a_debian_package():
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_default_configuration_has_no_option_that_is_none(name):
+def test_default_configuration_has_only_known_options(name):
     conf, options = cfg.ConfigOpts(), CONFIGURATIONS[name]
     file = ROOT / f"etc/acstor/acstor-{name}.conf"
     common_conf.read(
@@ -124,7 +124,7 @@ def test_quickstart_shows_the_files_of_its_services():
 
 
 @pytest.mark.parametrize(("name", "text"), SHOWN, ids=[name for name, _ in SHOWN])
-def test_quickstart_shows_options_that_there_are_and_all_that_have_to_be_set(name, text, tmp_path):
+def test_quickstart_shows_known_options_and_all_required_ones(name, text, tmp_path):
     file, options = tmp_path / "shown.conf", CONFIGURATIONS[name]
     file.write_text(textwrap.dedent(text))
     conf = cfg.ConfigOpts()
@@ -138,7 +138,7 @@ def test_quickstart_shows_options_that_there_are_and_all_that_have_to_be_set(nam
 
 
 class Clone:
-    """A clone with the scripts that make packages, and nothing else."""
+    """A clone with only the scripts that make packages."""
 
     def __init__(self, folder):
         if shutil.which("git") is None:
@@ -162,7 +162,7 @@ class Clone:
             self.git("commit", "--quiet", "--allow-empty", f"--message={number}")
 
     def package(self, *words, path=""):
-        """Run tools/package.sh; return what it printed."""
+        """Run tools/package.sh; return its output."""
         environment = {**os.environ, "PATH": f"{path}:{os.environ['PATH']}"}
         script = self.folder / "tools/package.sh"
         argv = ["bash", script, *words]
@@ -171,7 +171,7 @@ class Clone:
         return done.stdout.strip()
 
     def pip_version(self):
-        """Return what pip would say, which asks pbr."""
+        """Return the version that pip would report, which comes from pbr."""
         return version_of(self.folder)
 
 
@@ -182,7 +182,7 @@ def version_of(folder):
     return done.stdout.strip()
 
 
-def test_pip_and_dpkg_have_one_version_and_sort_it_alike(tmp_path):
+def test_pip_and_dpkg_versions_correspond_and_sort_alike(tmp_path):
     clone = Clone(tmp_path)
     seen = []
     for tag, commits in ((None, 1), ("1.2.0.0rc1", 0), (None, 2), ("1.2.0", 0), (None, 3)):
@@ -208,7 +208,7 @@ def test_source_package_has_the_version_of_pip(tmp_path):
     clone = Clone(tmp_path)
     tools, folder = tmp_path / "tools", tmp_path / "made"
     tools.mkdir()
-    for name in ("dpkg-buildpackage", "dpkg-scanpackages"):  # what they make has tests of its own
+    for name in ("dpkg-buildpackage", "dpkg-scanpackages"):  # other tests cover their output
         (tools / name).write_text("#!/bin/sh\n")
         (tools / name).chmod(0o755)
     folder.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every long-lived loop is supervised: what supervision does, and that no loop goes without it."""
+"""Every long-lived loop is supervised: the supervisor's behaviour, and its use by all loops."""
 
 import ast
 import functools
@@ -54,14 +54,14 @@ WITHOUT_LOOP = {
     ): "_lines reads the result",
     ("acstor_glance/prepare/prehash.py", "ThreadPoolExecutor"): "_in_order reads the results",
 }
-"""Threads that run no loop: who starts one waits for its result, errors included."""
+"""Threads that run no loop: their starter waits for the result, errors included."""
 
 NOT_OF_A_THREAD = {("acstor_agent/core/mount/process_state.py", "Thread"): "a row of /proc"}
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None:
+def test_backoff_doubles_up_to_a_limit_and_restarts_after_a_steady_run() -> None:
     again = backoff.Restarts(most=None)
     pauses = [again.next_pause(0.0) for _ in range(40)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
@@ -69,14 +69,14 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None
     assert again.next_pause(backoff.STEADY_S) == backoff.FIRST_PAUSE_S
 
 
-def test_loop_that_keeps_failing_is_given_up() -> None:
+def test_loop_that_keeps_failing_is_abandoned() -> None:
     again = backoff.Restarts()
     told = [again.next_pause(1.0) for _ in range(backoff.MAX_FAILURES)]
     assert None not in told[:-1] and told[-1] is None
 
 
 class Loop:
-    """Fails so often, and then returns."""
+    """Fails a number of times, and then returns."""
 
     def __init__(self, failures: int) -> None:
         self.left, self.runs = failures, 0
@@ -98,14 +98,14 @@ def test_failed_loop_is_logged_counted_and_run_again() -> None:
 
 
 @pytest.mark.expect_log("a part failed; restarting it in")
-def test_loop_that_is_not_vital_is_never_given_up() -> None:
+def test_loop_that_is_not_vital_is_never_abandoned() -> None:
     loop = Loop(backoff.MAX_FAILURES + 1)
     supervision.start("a part", loop.run, is_vital=False, first_pause_s=0.001).join(10)
     assert loop.runs == backoff.MAX_FAILURES + 2
 
 
 @pytest.mark.expect_log("a stopped loop failed; restarting it in")
-def test_loop_is_not_run_again_when_it_is_to_stop() -> None:
+def test_stopping_loop_is_not_run_again() -> None:
     stopping, has_run = threading.Event(), threading.Event()
 
     def fail() -> None:
@@ -150,7 +150,7 @@ def trees() -> dict[str, ast.Module]:
 
 
 def started() -> set[tuple[str, str]]:
-    """Return which modules of the product start threads or tasks, and by what."""
+    """Return which modules of the product start threads or tasks, and with which function."""
     return {
         (path, name)
         for path, tree in trees().items()
@@ -169,8 +169,8 @@ def takes_all_silently(handler: ast.ExceptHandler) -> bool:
     return takes_all and all(isinstance(step, ast.Pass | ast.Continue) for step in handler.body)
 
 
-def test_no_error_is_taken_silently() -> None:
-    """So an error of a trio task ends its nursery: the part is begun again, or the worker ends."""
+def test_no_handler_suppresses_all_errors() -> None:
+    """An error of a trio task then ends its nursery: the part is restarted, or the worker ends."""
     found = [
         f"{path}:{node.lineno}"
         for path, tree in trees().items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tox runs what tools/test.sh runs, with what tools/install.sh installs."""
+"""tox runs the tests of tools/test.sh, with the libraries of tools/install.sh."""
 
 import configparser
 import pathlib
@@ -14,7 +14,7 @@ TOX.read(ROOT / "tox.ini")
 
 
 def paths(part: str) -> set[str]:
-    """Return what the scripts of tools/ give pytest for a part."""
+    """Return the arguments of the scripts in tools/ to pytest for a part."""
     text = "".join((ROOT / "tools" / name).read_text() for name in ("lib.sh", "test.sh"))
     [found] = re.findall(rf"^{part}=\(([^)]+)\)", text, re.MULTILINE)
     return set(found.split())
@@ -25,7 +25,7 @@ def words_of(part: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", ["unit", "functional"])
-def test_tests_are_the_same(part: str) -> None:
+def test_tox_runs_the_tests_of_the_script(part: str) -> None:
     words = words_of(part)
     assert words[:4] == ["python", "-m", "pytest", "-m"] and words[-1] == "{posargs}"
     folders = {word for word in words[5:-1] if not word.startswith("--ignore=")}
@@ -46,12 +46,12 @@ def test_no_test_runs_in_two_parts() -> None:
     assert all(word in (ROOT / "tools/test.sh").read_text() for word in both)
 
 
-def test_libraries_are_the_same() -> None:
+def test_tox_installs_the_extras_of_the_script() -> None:
     [installed] = re.findall(r"\$\{ROOT\}\[([a-z,]+)\]", (ROOT / "tools/install.sh").read_text())
     assert TOX["testenv"]["extras"].split(",") == installed.split(",")
 
 
-def test_samples_of_all_generators_are_made() -> None:
+def test_genconfig_uses_every_generator() -> None:
     made = re.findall(r"--config-file (\S+)", TOX["testenv:genconfig"]["commands"])
     there = (ROOT / "etc/acstor/config-generator").iterdir()
     assert sorted(made) == sorted(str(path.relative_to(ROOT)) for path in there)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of troubleshooting have every text that operators meet, and no other.
+"""The troubleshooting pages cover exactly the texts that operators meet.
 
-Collected are the texts of warnings and errors in logs, those with which commands end, and those of
-acstor's own errors; the one with the most letters stands for an error that has several.  What is no
-constant is ``…``.  A page quotes a part of a text that operators can search for; one part may stand
-for several texts.  No entry is needed for a text of few letters, which is only a frame around
-another one, for the name of an option, which stands before its own reason, nor for an error that
-says its remedy itself.  Errors that put their reasons into the same words are quoted by these.
+Collected are the texts of warnings and errors in logs, the final texts of commands, and those of
+acstor's own errors; an error with several texts is represented by the one with the most letters.
+``…`` replaces every variable part.  A page quotes a searchable part of a text; one quote may cover
+several texts.  No entry is needed for a text of few letters (a frame around another text), for an
+option's name before its own reason, or for an error that states its remedy.  Errors that put their
+reasons into the same words are quoted by the reasons.
 """
 
 import ast
@@ -43,11 +43,11 @@ FRAMES = {
     errors.RemoteProtocolError: "… broke the protocol: …",
     errors.LocalProtocolError: "",  # a bug, which its traceback shows
 }
-"""The words into which all errors of a class put their reasons."""
+"""The common words of all errors of a class."""
 
 
 def texts_of(node: ast.expr) -> list[str]:
-    """Return what an expression may say; nothing if no part of it is constant."""
+    """Return the possible texts of an expression; none if no part of it is constant."""
     match node:
         case ast.Constant(value=str(text)):
             return [HOLE.sub("…", text)]
@@ -102,7 +102,7 @@ def said_by_error(kind: type[errors.AcstorError], call: ast.Call) -> list[str]:
 
 @functools.cache
 def said_by_the_code() -> dict[str, str]:
-    """Return all texts, each with a module that says it."""
+    """Return all texts, each with a module that contains it."""
     modules = sorted(ROOT.glob("acstor_*/**/*.py"))
     return {
         text: str(path.relative_to(ROOT))
@@ -123,11 +123,11 @@ def quotes(page: pathlib.Path) -> list[str]:
 
 @functools.cache
 def pattern(quote: str) -> re.Pattern[str]:
-    """Return what finds the words of a quote in a text, with anything in place of ``…``."""
+    """Return a pattern that finds a quote's words in a text, with any text in place of ``…``."""
     return re.compile(".*".join(map(re.escape, re.split(r"\s*…\s*", quote))))
 
 
-def test_what_is_collected_is_what_an_operator_reads() -> None:
+def test_collected_texts_are_those_that_operators_see() -> None:
     said = list(
         said_in(
             ast.parse(
@@ -162,7 +162,7 @@ def test_every_text_of_the_code_has_an_entry() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=documents.name_of)
-def test_no_entry_is_of_a_text_that_no_code_says(page: pathlib.Path) -> None:
+def test_every_entry_quotes_a_text_of_the_code(page: pathlib.Path) -> None:
     said = said_by_the_code()
     stale = [quote for quote in quotes(page) if not any(map(pattern(quote).search, said))]
     assert stale == []
@@ -170,7 +170,7 @@ def test_no_entry_is_of_a_text_that_no_code_says(page: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=documents.name_of)
-def test_every_entry_has_a_cause_and_says_what_to_do(page: pathlib.Path) -> None:
+def test_every_entry_has_a_cause_and_a_remedy(page: pathlib.Path) -> None:
     rows = list(documents.table_rows(page))
     assert rows
     assert [row[0].astext() for row in rows if not all(cell.astext() for cell in row)] == []
@@ -187,7 +187,7 @@ def test_every_finding_of_status_has_a_row() -> None:
     assert found == set(quotes(ADMIN / "troubleshooting.rst"))
 
 
-def test_every_alert_names_its_place_in_the_documents() -> None:
+def test_every_alert_links_to_its_section() -> None:
     rules = yaml.safe_load((ROOT / "etc/prometheus/acstor.rules.yaml").read_text())
     alerts = {
         rule["alert"]: rule["annotations"].get("runbook_url")
@@ -204,7 +204,7 @@ def test_every_alert_names_its_place_in_the_documents() -> None:
 
 
 def metric_patterns() -> Iterator[str]:
-    """Yield what the names of metrics may be, by the constants of the modules that have them."""
+    """Yield patterns of metric names, from the constants of the modules that define them."""
     for path in ROOT.glob("acstor_*/**/*metrics*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         words = {
@@ -221,7 +221,7 @@ def metric_patterns() -> Iterator[str]:
                     yield text.replace("…", part)
 
 
-def test_metrics_that_the_page_explains_are_there() -> None:
+def test_metrics_explained_on_the_page_exist() -> None:
     page = ADMIN / "monitoring.rst"
     named = set(re.findall(r"``(acstor_\w+[a-z])``", page.read_text()))
     known = re.compile(f"(?:{'|'.join(metric_patterns())})(?:_total|_info)?")
@@ -229,6 +229,6 @@ def test_metrics_that_the_page_explains_are_there() -> None:
     assert [name for name in sorted(named) if not known.fullmatch(name)] == []
 
 
-def test_every_reason_of_nova_has_a_row() -> None:
+def test_every_fallback_reason_of_nova_has_a_row() -> None:
     page = (ADMIN / "nova.rst").read_text()
     assert [reason for reason in control_wire.Fallback if f"``{reason.value}``" not in page] == []

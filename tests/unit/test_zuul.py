@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The jobs for OpenStack's CI name only what there is."""
+"""The jobs for OpenStack's CI name only existing things."""
 
 import pathlib
 import re
@@ -18,13 +18,13 @@ CLONED_INTO = "acstor"  # below DevStack's folder of repositories: the project's
 
 
 def parts() -> set[str]:
-    """Return what tools/test.sh takes as its first argument."""
+    """Return the valid first arguments of tools/test.sh."""
     usage = re.search(r"tools/test\.sh \[([a-z|]+)\]", (ROOT / "tools/test.sh").read_text())
     assert usage
     return set(usage[1].split("|"))
 
 
-def test_pipelines_run_every_job_and_no_other() -> None:
+def test_pipelines_run_exactly_the_defined_jobs() -> None:
     concrete = sorted(name for name, job in JOBS.items() if not job.get("abstract"))
     for_each_change, at_night = PROJECT["check"]["jobs"], PROJECT["periodic"]["jobs"]
     assert PROJECT["gate"]["jobs"] == for_each_change
@@ -37,7 +37,7 @@ def test_parent_and_playbook_exist(job: dict[str, Any]) -> None:
     assert "run" not in job or (ROOT / job["run"]).is_file()
 
 
-def test_jobs_run_parts_that_the_script_has() -> None:
+def test_jobs_run_existing_parts_of_the_script() -> None:
     run = {
         job["vars"]["acstor_part"] for job in JOBS.values() if job.get("parent") == "acstor-test"
     }
@@ -52,7 +52,7 @@ def test_playbook_runs_the_script() -> None:
     assert (ROOT / script).is_file()
 
 
-def test_devstack_gets_the_plugin_and_tempest_its_tests() -> None:
+def test_devstack_job_loads_the_plugin_and_its_tempest_tests() -> None:
     told = JOBS["acstor-tempest"]["vars"]
     [name] = told["devstack_plugins"]
     assert f"define_plugin {name}\n" in (ROOT / "devstack/settings").read_text()

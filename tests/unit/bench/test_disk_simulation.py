@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk model, and what the policies do with the paper's guests, small."""
+"""The disk model, and the scheduling policies on small workloads of the paper's guests."""
 
 import functools
 import random
@@ -28,7 +28,7 @@ def reader_beside_random_ones(policy: str) -> simulation.Simulation:
     return simulation.Simulation(guests, disk_schedulers.SCHEDULERS[policy]()).run()
 
 
-def test_random_reads_of_the_model_take_what_the_data_sheet_says() -> None:
+def test_random_reads_of_the_model_take_the_time_of_the_data_sheet() -> None:
     disk, rng = rotating_disk.RotatingDisk(), random.Random(1)
     now_s = 0.0
     for _ in range(5000):
@@ -36,13 +36,13 @@ def test_random_reads_of_the_model_take_what_the_data_sheet_says() -> None:
     assert now_s / 5000 == pytest.approx(0.0085 + 60 / 7200 / 2, rel=0.03)
 
 
-def test_model_reads_in_order_at_the_rate_of_its_outer_edge() -> None:
+def test_sequential_reads_of_the_model_have_the_rate_of_its_outer_edge() -> None:
     disk = rotating_disk.RotatingDisk()
     took_s = sum(disk.serve_s(number * 2**20, 2**20, 0.0) for number in range(100))
     assert 100 * 2**20 / took_s == pytest.approx(125e6, rel=0.03)
 
 
-def test_run_is_the_same_when_it_is_repeated() -> None:
+def test_repeated_run_gives_the_same_result() -> None:
     again = simulation.Simulation(
         workloads.four_guests(SMALL), disk_schedulers.SCHEDULERS["pregather"]()
     ).run()
@@ -50,7 +50,7 @@ def test_run_is_the_same_when_it_is_repeated() -> None:
     assert again.distances == four_guests("pregather").distances
 
 
-def test_all_policies_get_the_same_bytes() -> None:
+def test_all_policies_serve_the_same_requests() -> None:
     def asked(policy: str) -> list[tuple[str, int]]:
         run = four_guests(policy)
         return [
@@ -78,7 +78,7 @@ def test_pregather_waits_for_the_sequential_one_of_several_readers() -> None:
     assert waits["met"] > 9 * waits["expired"]
 
 
-def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
+def test_zone_with_both_readers_of_a_guest_gives_no_prediction() -> None:
     def two_readers(policy: policies.SchedulingPolicy, second: int) -> float:
         files = (workloads.FILES_AT[0], second)
         parts = ("SR-S", "SR-S")
@@ -97,7 +97,7 @@ def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "deadline", "anticipatory", "cfq"])
-def test_the_others_take_a_guest_for_one_reader_and_do_not_wait(policy: str) -> None:
+def test_other_policies_treat_a_guest_as_one_reader_and_do_not_wait(policy: str) -> None:
     waits = reader_beside_random_ones(policy).scheduler.account.waits
     assert waits["met"] <= 3
 
@@ -110,7 +110,7 @@ def is_journal(batch: list[simulation.Access]) -> bool:
     return batch[0].offset < workloads.FILES_AT[0]
 
 
-def test_writer_in_order_calls_fsync_at_its_end_only() -> None:
+def test_sequential_writer_calls_fsync_only_at_its_end() -> None:
     make, files = workloads.streams(workloads.AS_SYSBENCH)["SW-M"]
     start = workloads.FILES_AT[0]
     batches = written(make(random.Random(1), start, workloads.Journal(0), SMALL, files))
@@ -120,7 +120,7 @@ def test_writer_in_order_calls_fsync_at_its_end_only() -> None:
     assert sum(access.length for batch in batches[:-2] for access in batch) == SMALL
 
 
-def test_writer_at_random_has_as_many_files_on_their_way_as_threads() -> None:
+def test_random_writer_has_one_file_in_flight_per_thread() -> None:
     make, files = workloads.streams(workloads.AS_SYSBENCH)["RW"]
     start = workloads.FILES_AT[0]
     batches = written(make(random.Random(1), start, workloads.Journal(0), SMALL, files))
@@ -130,7 +130,7 @@ def test_writer_at_random_has_as_many_files_on_their_way_as_threads() -> None:
     assert len(batches) == 3 * len(blocks)  # each is followed by a commit
 
 
-def test_writers_that_fill_the_ring_leave_nothing_to_wait_for() -> None:
+def test_writers_that_fill_the_ring_gain_nothing_from_waits() -> None:
     def ends_s(policy: str, writing: workloads.Writing) -> float:
         parts = ("SW-S", "SW-S")
         guest = workloads.guest("", parts, workloads.REGIONS[0], 1, SMALL, writing=writing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of blktrace and fio become the requests that they recorded."""
+"""Traces of blktrace and fio are parsed into the recorded requests."""
 
 import pathlib
 from collections.abc import Iterable
@@ -41,7 +41,7 @@ def accesses(trace: Iterable[disk_traces.Traced]) -> list[simulation.Access]:
 
 
 @every_job
-def test_three_recordings_of_one_run_tell_of_the_same_requests(job: str) -> None:
+def test_three_recordings_of_one_run_have_the_same_requests(job: str) -> None:
     log, process = JOBS[job]
     issued = accesses(disk_traces.from_iolog(lines(f"{job}.iolog")))
     assert len(issued) in (10, 12)
@@ -51,7 +51,7 @@ def test_three_recordings_of_one_run_tell_of_the_same_requests(job: str) -> None
     assert accesses(traced for traced in queued if traced.guest == process) == issued
 
 
-def test_discards_flushes_and_the_summary_of_a_recording_are_no_requests() -> None:
+def test_discards_flushes_and_summaries_are_no_requests() -> None:
     text = lines("blkparse.txt")
     assert any(" Q  DS " in line for line in text)
     assert any(" Q FWS " in line for line in text)
@@ -63,14 +63,14 @@ def test_discards_flushes_and_the_summary_of_a_recording_are_no_requests() -> No
 
 
 @every_job
-def test_latency_log_and_iolog_agree_when_a_request_came(job: str) -> None:
+def test_latency_log_and_iolog_agree_on_request_times(job: str) -> None:
     logged = disk_traces.from_fio(lines(JOBS[job][0]), job)
     issued = disk_traces.from_iolog(lines(f"{job}.iolog"))
     for by_log, by_iolog in zip(logged, issued, strict=True):
         assert by_log.when_s == pytest.approx(by_iolog.when_s, abs=0.0012)
 
 
-def test_trims_in_a_fio_log_are_passed_over() -> None:
+def test_trims_in_a_fio_log_are_skipped() -> None:
     log = ["7, 2100, 2, 4096, 4096, 0", "", "8, 2000000, 1, 65536, 0"]
     (found,) = disk_traces.from_fio(log, "job")
     assert found == (pytest.approx(0.006), "job", simulation.Access(0, 65536, True))
@@ -86,7 +86,7 @@ def test_priority_at_the_end_of_a_fio_log_may_be_hexadecimal() -> None:
     assert found == (pytest.approx(0.010), "job", simulation.Access(1048576, 4096))
 
 
-def test_iolog_gives_reads_and_writes_by_file_at_their_microseconds() -> None:
+def test_iolog_is_parsed_by_file_with_microseconds() -> None:
     assert list(disk_traces.from_iolog(IOLOG.splitlines())) == [
         (0.000878, "Nvme1n1", simulation.Access(0, 16384, True)),
         (0.000888, "Nvme1n1", simulation.Access(65536, 4096)),

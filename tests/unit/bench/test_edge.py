@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The edge site of E1: who is whose home by its tables, and its figures."""
+"""The edge site of E1: homes by its ring tables, and its figures."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_homes_have_outer_homes_at_both_sites_by_the_usual_table(way: str, has_o
     assert any(found) == has_outer
 
 
-def test_figures_are_ratios_to_what_the_links_need() -> None:
+def test_figures_are_ratios_to_the_minimum_of_the_links() -> None:
     wan_s = e1_edge.REGION_BYTES * 8e-6 / e1_edge.WAN_MBIT
     lan_s = wan_s * e1_edge.WAN_MBIT / e1_edge.LAN_MBIT
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The harness reports what benchmarks find, in the form that others read."""
+"""The harness reports benchmark results in a fixed form."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_target_is_met_only_within_every_bound(
 
 
 @pytest.mark.parametrize("text", ["", "2", "= 2", ">= 2,", ">= x"])
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_malformed_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a target"):
         harness.Target.parse(text)
 
@@ -79,7 +79,7 @@ def test_last_line_gives_id_value_target_and_verdict(tmp_path: pathlib.Path) -> 
     assert done[0] and done[1][-1] == "P5 1.5,0.5 <=2,>=0.6 fail"
 
 
-def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
+def test_uncommitted_code_is_reported_but_not_new_results(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*words: str) -> None:
@@ -100,7 +100,7 @@ def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
     assert told == [False, True]
 
 
-def test_json_and_picture_are_kept(tmp_path: pathlib.Path) -> None:
+def test_json_and_picture_are_saved(tmp_path: pathlib.Path) -> None:
     results = tmp_path / "new" / "folder"
     run(results, add("P9", ">= 2", harness.Result({"P9": 1.5}, {"sha1": 2.0})))
     record = json.loads((results / "P9.json").read_text())
@@ -131,7 +131,7 @@ def test_benchmark_draws_its_own_picture(tmp_path: pathlib.Path) -> None:
     assert len(drawn) == 1 and (tmp_path / "P9.png").exists()
 
 
-def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
+def test_ids_of_one_run_are_measured_once_and_the_requested_one_is_last(
     tmp_path: pathlib.Path,
 ) -> None:
     runs: list[int] = []
@@ -153,7 +153,7 @@ def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
     assert {path.name for path in tmp_path.glob("*.json")} == {"P1.json", "P1b.json", "P1c.json"}
 
 
-def test_missed_target_is_no_failure_of_the_tool(tmp_path: pathlib.Path) -> None:
+def test_missed_target_does_not_fail_the_tool(tmp_path: pathlib.Path) -> None:
     done, lines = run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 0.1})))
     assert done and lines[-1].endswith("fail")
 
@@ -192,11 +192,11 @@ def test_benchmarks_are_found_and_sorted_by_number() -> None:
     assert sorted(["P10", "P9", "P1b", "P1"], key=harness._natural) == ["P1", "P1b", "P9", "P10"]
 
 
-def test_everything_in_the_catalogue_is_measured() -> None:
+def test_every_catalogue_entry_has_a_benchmark() -> None:
     assert set(harness.load_all()) == set(harness.catalogue())
 
 
-def test_every_benchmark_has_a_row_on_its_page_and_every_row_a_benchmark() -> None:
+def test_benchmarks_and_rows_of_their_page_correspond() -> None:
     text = (harness.ROOT / "doc/source/contributor/benchmarks.rst").read_text()
     assert sorted(re.findall(r"^   ([A-Z]\d+\w*|PEERS),", text, re.M)) == sorted(harness.load_all())
 
@@ -216,7 +216,7 @@ living.communicate(b"\\n")
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[bytes]]:
-    """A process with one child that has ended and one that lives; each used 0.3 s."""
+    """A process with one ended child and one living child; each used 0.3 s."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -235,7 +235,7 @@ def test_processor_time_of_this_process_agrees_with_the_kernel() -> None:
     assert harness.cpu_seconds(os.getpid()) >= before - 0.05
 
 
-def test_processor_time_of_nobody_is_an_error() -> None:
+def test_processor_time_of_a_missing_process_is_an_error() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     with pytest.raises(ProcessLookupError, match=f"there is no process {gone.pid}"):
@@ -250,7 +250,7 @@ def test_command_without_an_id_lists_ids_and_targets(
     assert any("P9" in line and ">=2" in line for line in capsys.readouterr().out.splitlines())
 
 
-def test_unknown_id_is_wrong_usage(
+def test_unknown_id_is_a_usage_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_status_of(monkeypatch, "P9", "P77") == 2

@@ -35,7 +35,7 @@ def ask(
     return messages[0]
 
 
-def test_liar_greets_as_the_host_it_plays_and_answers_as_many_other_bytes(
+def test_liar_greets_as_its_host_and_returns_wrong_bytes_of_equal_length(
     link: socket.socket,
 ) -> None:
     receiver = peer_receiver.Receiver("liar", peer_wire.FROM_SERVER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""M1 finds a model of the exchange that is off, and its patterns are those of the benchmarks."""
+"""M1 detects a wrong model of the exchange, and uses the patterns of the benchmarks."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def silent(line: str) -> None:
 
 
 def model_of(lab: float, *model: float) -> m1_model.Patterns:
-    """Return one pattern that has one figure, which each seed of the model finds to be another."""
+    """Return one pattern with one figure, measured differently by each seed of the model."""
     by_seed = dict(zip(m1_model.SEEDS, model, strict=True))
     in_lab: Callable[[m1_model.Size], m1_model.Figures] = lambda size: {"figure": lab}  # noqa: E731
     return {"P1": (in_lab, lambda size, seed: {"figure": by_seed[seed]})}
@@ -37,7 +37,7 @@ def model_of(lab: float, *model: float) -> m1_model.Patterns:
         (1.5, (1.3, 1.3, 1.3), 0),
     ],
 )
-def test_status_says_whether_the_mean_of_the_model_agrees_with_the_lab(
+def test_exit_status_shows_whether_model_and_lab_agree(
     lab: float,
     model: tuple[float, ...],
     status: int,
@@ -50,14 +50,14 @@ def test_status_says_whether_the_mean_of_the_model_agrees_with_the_lab(
     assert f"P1, figure: lab {lab:.3f}, model {sum(model) / 3:.3f}" in printed
 
 
-def test_median_of_the_turns_of_the_lab_counts() -> None:
+def test_median_of_the_lab_runs_is_used() -> None:
     turns = iter((1.0, 9.0, 1.2))
     pair = lambda size: {"figure": next(turns)}, lambda size, seed: {"figure": 1.0}
     found = m1_model.compare({"P1": pair}, SMALL, silent, turns=3)
     assert found == {"P1, figure": {"lab": 1.2, "model": 1.0}}
 
 
-def test_lab_that_cannot_run_is_another_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_that_cannot_run_has_another_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(size: m1_model.Size) -> m1_model.Figures:
         raise harness.CannotRun("as it should")
 
@@ -69,7 +69,7 @@ def test_lab_that_cannot_run_is_another_status(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "arguments", [["P9"], ["--divisor", "0"], ["--slower", "0"], ["--turns", "0"]]
 )
-def test_unknown_pattern_and_divisor_are_wrong_usage(
+def test_unknown_pattern_or_divisor_is_a_usage_error(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["m1_model", *arguments])
@@ -77,7 +77,7 @@ def test_unknown_pattern_and_divisor_are_wrong_usage(
         m1_model.main()
 
 
-def test_benchmark_is_the_largest_difference_and_draws_all() -> None:
+def test_benchmark_reports_the_largest_difference_and_draws_all() -> None:
     found = m1_model.run(silent, model_of(2.0, 1.5, 1.5, 1.5))
     assert found.values == {"M1": 0.25}
     picture = figure.Figure()
@@ -87,7 +87,7 @@ def test_benchmark_is_the_largest_difference_and_draws_all() -> None:
     assert [bar.get_width() for bar in bars] == pytest.approx([2.0, 1.5])
 
 
-def test_patterns_are_those_of_the_benchmarks_or_smaller_copies_of_them() -> None:
+def test_patterns_are_scaled_copies_of_the_benchmarks() -> None:
     assert m1_model.sync_same(m1_model.Size()).limit_s == pytest.approx(
         p1_sync_same.REGION_BYTES * 8e-6 / p1_sync_same.LINK_MBIT
     )
@@ -109,8 +109,8 @@ def test_model_has_each_figure_of_a_pattern(name: str) -> None:
     assert min(first.values()) > 0.5
 
 
-def test_what_a_collective_read_costs_in_the_model() -> None:
-    """As the lab gives them, within 15 %: M1 compares them there; this is a half or a quarter."""
+def test_costs_of_collective_reads_in_the_model() -> None:
+    """As measured in the lab, within 15 %: M1 compares them there; this is a half or a quarter."""
     half, quarter = m1_model.Size(2), m1_model.Size(4)
     same = m1_model.model_same(half, 1)
     assert 1.3 < same["completion"] < 1.7

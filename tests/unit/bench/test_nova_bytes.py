@@ -11,7 +11,7 @@ from tests.lab import local
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
-def test_chunks_of_a_raw_image_need_as_many_bytes_as_they_have(images: local.ImageFolder) -> None:
+def test_chunks_of_a_raw_image_need_their_length(images: local.ImageFolder) -> None:
     image_map = images.map_of(images.add(local.random_bytes(5 * CHUNK + 512)))
     assert p12_nova.stored_bytes(image_map, [0, 3]) == 2 * CHUNK
     assert p12_nova.stored_bytes(image_map, [5]) == 512
@@ -19,7 +19,7 @@ def test_chunks_of_a_raw_image_need_as_many_bytes_as_they_have(images: local.Ima
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
 @pytest.mark.parametrize("kind", ["deflate", "small clusters", "large clusters", "stored"])
-def test_bytes_that_chunks_of_a_qcow2_image_share_count_once(
+def test_stored_bytes_shared_by_chunks_of_a_qcow2_image_count_once(
     images: local.ImageFolder, kind: str
 ) -> None:
     data = local.random_bytes(CHUNK * 32 // 2).hex().encode()

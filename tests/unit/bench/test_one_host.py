@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P15 gives each giver what it is the home of, and draws what it found."""
+"""P15 gives each sender the chunks that it owns, and draws the results."""
 
 import itertools
 
@@ -33,7 +33,7 @@ def table(vnodes: dict[str, int]) -> hash_ring.Ring:
     return hash_ring.Ring(1, tuple(hosts))
 
 
-def test_each_chunk_is_the_share_of_one_giver_but_for_those_of_others(
+def test_each_chunk_belongs_to_one_sender_at_most(
     image_map: chunk_map.ChunkMap,
 ) -> None:
     alone = p15_one_host.shares(image_map, table(dict.fromkeys(GIVERS, 50)), GIVERS)
@@ -45,7 +45,7 @@ def test_each_chunk_is_the_share_of_one_giver_but_for_those_of_others(
     assert 0 < sum(map(len, fewer)) < CHUNKS
 
 
-def test_reads_of_chunks_cover_them_once_and_no_others(image_map: chunk_map.ChunkMap) -> None:
+def test_reads_cover_exactly_the_requested_chunks_once(image_map: chunk_map.ChunkMap) -> None:
     cut = image_map.geometry
     assert p15_one_host.spans([], cut) == []
     assert p15_one_host.spans([0, 2, 3], cut) == [(0, CHUNK), (2 * CHUNK, 2 * CHUNK)]
@@ -54,7 +54,7 @@ def test_reads_of_chunks_cover_them_once_and_no_others(image_map: chunk_map.Chun
     assert long == loopback.whole(CHUNKS * CHUNK - 5)
 
 
-def test_picture_has_a_bar_for_each_way_and_number_of_peers() -> None:
+def test_picture_has_a_bar_for_each_method_and_number_of_peers() -> None:
     figures = {"gb_per_s": 0.5, "cpu_s_per_gb": 2.0, "by_agent": [1.0, 1.0]}
     ways = {"insecure": figures, loopback.PLAINLY: figures}
     picture = figure.Figure()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline that lacks reads of its boot gives no figure."""
+"""A timeline without all reads of its boot gives no figure."""
 
 import pytest
 
@@ -20,16 +20,16 @@ def read(**counted):
     return {origin: {"requests": 1, "bytes": count} for origin, count in counted.items()}
 
 
-def test_timeline_that_has_all_reads_is_used():
+def test_complete_timeline_is_used():
     p12b_first_boot.check_complete(BOOT, read(boot=90, source=5, zero=10), 30.0)
 
 
-def test_timeline_that_ended_before_the_boot_did_is_refused():
+def test_incomplete_timeline_is_refused():
     with pytest.raises(errors.Unusable, match="has 105 of 1105 bytes"):
         p12b_first_boot.check_complete(BOOT, read(boot=90, source=1005, zero=10), 102.9)
 
 
-def test_boot_image_of_half_a_boot_is_not_measured():
+def test_boot_image_of_an_aborted_boot_is_not_measured():
     p12b_first_boot.check_built({"end": "marker", "seconds_s": 37.3})
     with pytest.raises(errors.Unusable, match="ended by time after 300 s"):
         p12b_first_boot.check_built({"end": "time", "seconds_s": 300.0})

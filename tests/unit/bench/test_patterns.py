@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the collective benchmarks are what they say they are."""
+"""Figures of the collective benchmarks are computed as documented."""
 
 import pathlib
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def status(source: int = 0, home: int = 0, peer: int = 0, cache: int = 0) -> Map
     return {"fetched": {origin: {"requests": 1, "bytes": n} for origin, n in moved.items()}}
 
 
-def test_limit_of_one_region_is_what_one_link_needs_for_it() -> None:
+def test_limit_of_one_region_is_its_transfer_time_on_one_link() -> None:
     assert patterns.sync_same(16, MBIT, 4 * MIB, 5 * MIB).limit_s == pytest.approx(4)
 
 
@@ -34,7 +34,7 @@ def test_limit_of_shifted_hosts_is_that_of_the_last() -> None:
     assert patterns.shifted_same(3, MBIT, 4 * MIB, 5 * MIB, 1.5).limit_s == pytest.approx(7)
 
 
-def test_limit_of_disjoint_regions_is_what_the_source_needs_for_all() -> None:
+def test_limit_of_disjoint_regions_is_the_time_of_the_source_for_all() -> None:
     pattern = patterns.sync_disjoint(4, MBIT, 2 * MIB)
     assert pattern.limit_s == pytest.approx(8)
     assert [reading.spans[0][0] for reading in pattern.readings] == [0, 2 * MIB, 4 * MIB, 6 * MIB]
@@ -58,7 +58,7 @@ def test_smaller_copy_of_a_pattern_has_the_same_proportions(pattern: patterns.Pa
     assert last[1].spans[0][0] == last[0].spans[0][0] / 4
 
 
-def test_completion_counts_from_the_common_start_and_throughput_from_each_hosts_own() -> None:
+def test_completion_counts_from_the_common_start_throughput_from_own_ones() -> None:
     pattern = patterns.shifted_same(2, MBIT, MIB, MIB, 1.0)
     found = patterns.outcome(pattern, seen((0, 1), (1, 5)), source_bytes=2 * MIB)
     assert found["completion"] == pytest.approx(5 / 2)
@@ -68,12 +68,12 @@ def test_completion_counts_from_the_common_start_and_throughput_from_each_hosts_
     assert found["source_ratio"] == pytest.approx(2)
 
 
-def test_bytes_that_were_moved_and_not_read_are_waste_and_cache_hits_are_none() -> None:
+def test_fetched_unread_bytes_are_waste_and_cache_hits_are_not() -> None:
     assert collective.unread_bytes(status(source=5, home=6, peer=7, cache=100), 15) == 3
     assert collective.unread_bytes(status(source=5), 15) == 0
 
 
-def test_what_a_home_reads_for_others_is_received_and_is_not_waste() -> None:
+def test_bytes_that_a_home_reads_for_others_are_not_waste() -> None:
     home = {**status(home=2, peer=3), "exchange": {"source_bytes": 10}}
     idle = {**status(), "exchange": {"source_bytes": 0}}
     assert collective.received_bytes([home, idle]) == {"source": 5, "home": 1, "peer": 1.5}
@@ -88,7 +88,7 @@ def test_long_spans_are_read_in_pieces_that_cover_them_once() -> None:
     assert cut[0][0] == 100 and cut[-1] == (7, 1)
 
 
-def test_wrong_bytes_are_found_where_they_are(tmp_path: pathlib.Path) -> None:
+def test_wrong_bytes_are_located(tmp_path: pathlib.Path) -> None:
     data = bytes(range(256)) * 8192
     path = tmp_path / "image"
     path.write_bytes(data[: MIB + 5] + b"!" + data[MIB + 6 :])
@@ -98,7 +98,7 @@ def test_wrong_bytes_are_found_where_they_are(tmp_path: pathlib.Path) -> None:
     assert collective.compare(path, data, whole, is_direct=False) == []
 
 
-def test_truncated_file_is_wrong(tmp_path: pathlib.Path) -> None:
+def test_truncated_file_counts_as_wrong(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "image"
     path.write_bytes(b"abc")
     reading = collective.Reading(((0, 6),))
@@ -112,7 +112,7 @@ def outcome() -> patterns.Outcome:
     return found
 
 
-def test_picture_of_ways_shows_completion_spread_and_origins() -> None:
+def test_picture_of_methods_shows_completion_spread_and_origins() -> None:
     picture = figure.Figure()
     pictures.compare(picture, "title", {"a": outcome(), "b": outcome()}, 1.15)
     left, middle, right = picture.axes
@@ -122,7 +122,7 @@ def test_picture_of_ways_shows_completion_spread_and_origins() -> None:
     assert max(tops) == pytest.approx(5 / 4)
 
 
-def test_picture_over_hosts_has_a_line_for_each_way_and_bound() -> None:
+def test_picture_over_hosts_has_a_line_for_each_method_and_bound() -> None:
     picture = figure.Figure()
     sweep = {way: {"1": outcome(), "4": outcome()} for way in ("acstor", "direct")}
     pictures.over_hosts(picture, "title", sweep)

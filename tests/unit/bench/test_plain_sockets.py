@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor of an exchange moves all bytes, checks them, and says what it took."""
+"""The baseline of an exchange moves and verifies all bytes, and reports its cost."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ def cids_of(image: pathlib.Path) -> list[ids.Cid]:
 
 
 @pytest.mark.parametrize("givers", [1, 2, SPANS + 2])
-def test_image_is_moved_whole_from_any_number_of_givers(
+def test_image_is_moved_completely_from_any_number_of_senders(
     givers: int, image: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     cost = plain_sockets.move(image, tmp_path / "stored", cids_of(image), givers)
@@ -39,7 +39,7 @@ def test_image_is_moved_whole_from_any_number_of_givers(
     assert cost.took_s > 0 and cost.reader_s > 0
 
 
-def test_image_is_moved_as_often_as_asked_and_some_of_it_does_not_count(
+def test_image_is_moved_repeatedly_and_warm_up_does_not_count(
     image: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     stored, cids = tmp_path / "stored", cids_of(image)
@@ -47,21 +47,21 @@ def test_image_is_moved_as_often_as_asked_and_some_of_it_does_not_count(
     assert cost.length == 3 * SPANS * plain_sockets.SPAN_BYTES
 
 
-def test_wrong_bytes_are_found(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_wrong_bytes_are_detected(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
     cids = cids_of(image)
     cids[17] = cids[16]
     with pytest.raises(ValueError, match="chunk 17 has other bytes"):
         plain_sockets.move(image, tmp_path / "stored", cids)
 
 
-def test_giver_that_ends_is_no_endless_wait(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_end_of_a_sender_raises_an_error(image: pathlib.Path, tmp_path: pathlib.Path) -> None:
     cids = cids_of(image)
     os.truncate(image, 2 * plain_sockets.SPAN_BYTES)
     with pytest.raises(ConnectionError, match="has ended"):
         plain_sockets.move(image, tmp_path / "stored", cids)
 
 
-def test_process_beside_that_fails_is_heard_of() -> None:
+def test_failure_of_the_helper_process_raises_an_error() -> None:
     def fail(pipe: socket.socket) -> None:
         raise RuntimeError("as it should")
 
@@ -69,10 +69,10 @@ def test_process_beside_that_fails_is_heard_of() -> None:
         plain_sockets.told(pipe)
 
 
-def test_process_beside_tells_numbers_and_is_gone_after_the_block() -> None:
+def test_helper_process_sends_numbers_and_ends_with_the_block() -> None:
     def answer(pipe: socket.socket) -> None:
         plain_sockets.tell(pipe, os.getpid())
-        struct.unpack("d", pipe.recv(8, socket.MSG_WAITALL))  # for ever
+        struct.unpack("d", pipe.recv(8, socket.MSG_WAITALL))  # endless
 
     with plain_sockets.beside(answer) as pipe:
         pid = int(plain_sockets.told(pipe))
@@ -80,7 +80,7 @@ def test_process_beside_tells_numbers_and_is_gone_after_the_block() -> None:
         os.kill(pid, 0)
 
 
-def test_cost_is_that_of_all_ends_by_gigabyte() -> None:
+def test_cost_is_the_processor_time_of_all_ends_per_gigabyte() -> None:
     cost = plain_sockets.Cost(2_000_000_000, 4.0, 1.0, (0.5, 0.25))
     assert cost.by_end == [0.5, 0.25, 0.125]
     assert cost.cpu_s_per_gb == 0.875

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A soak finds what grows, chooses what is possible, and draws what it saw."""
+"""A soak test detects growth, chooses possible actions, and draws its samples."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_level_after_the_warm_up_is_compared_with_the_last_one():
     assert trend.growing({WORKER: series([*warm_up, *[140.0] * 270])}) == []
 
 
-def test_steady_growth_is_found_with_its_rate():
+def test_steady_growth_is_reported_with_its_rate():
     [line] = trend.growing({WORKER: series([100.0 + number / 2 for number in range(360)])})
     assert "memory_mib grew from 167" in line and "(+30 per hour)" in line
 
@@ -39,7 +39,7 @@ def test_one_outlier_is_no_growth(resource):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_only_possible_actions_are_chosen_and_all_are(seed):
+def test_every_action_is_chosen_and_only_when_possible(seed):
     rng, seen = random.Random(seed), set()
     for servers in (0, 1, plan.MAX_SERVERS):
         for images in (plan.MIN_IMAGES, plan.MAX_IMAGES):
@@ -52,7 +52,7 @@ def test_only_possible_actions_are_chosen_and_all_are(seed):
     assert seen == set(plan.WEIGHTS)
 
 
-def test_own_process_is_sampled_and_a_dead_one_left_out():
+def test_own_process_is_sampled_and_a_dead_one_is_left_out():
     pids = {"this": os.getpid(), "dead": 1 << 22}
     began_s = time.monotonic()
     with samples.Sampler(lambda: pids, began_s, 0.01) as sampler:
@@ -65,7 +65,7 @@ def test_own_process_is_sampled_and_a_dead_one_left_out():
     assert found["this", "memory_mib"][-1].value > 5
 
 
-def test_report_has_the_series_and_a_picture_and_judges_what_ran_long_enough(tmp_path):
+def test_report_has_series_and_picture_and_judges_only_long_series(tmp_path):
     short = [trend.Point(HOUR_S + number, 1e6 * number) for number in range(60)]
     latency = ("4 KiB read, median", report.LATENCY)
     seen = {

@@ -14,14 +14,14 @@ common.tar.gz: 2 extents found
 """
 
 
-def test_extents_are_where_the_disk_has_the_file_in_the_order_of_the_file() -> None:
+def test_extents_are_disk_offsets_in_file_order() -> None:
     assert common_images.extents(LISTING) == (
         (34816 * 4096, 6144 * 4096),
         (34787 * 4096, 3 * 4096),
     )
 
 
-def test_chunks_are_common_wherever_they_lie_and_not_when_they_are_cut_differently() -> None:
+def test_common_chunks_are_found_at_any_chunk_aligned_offset() -> None:
     package = b"a" * CHUNK + b"b" * CHUNK
     first = package, [(0, 2 * CHUNK)]
     moved = bytes(CHUNK) + package, [(CHUNK, 2 * CHUNK)]
@@ -30,7 +30,7 @@ def test_chunks_are_common_wherever_they_lie_and_not_when_they_are_cut_different
     assert common_images.common_share(first, shifted) == 0.0
 
 
-def test_chunk_that_is_shared_with_another_file_counts_as_different() -> None:
+def test_chunk_shared_with_another_file_counts_as_different() -> None:
     first = b"a" * CHUNK + b"b" * CHUNK, [(0, CHUNK + 4096)]
     second = b"a" * CHUNK + b"b" * 4096 + b"c" * (CHUNK - 4096), [(0, CHUNK + 4096)]
     assert common_images.common_share(first, second) == 0.5

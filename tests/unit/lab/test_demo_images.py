@@ -21,7 +21,7 @@ def asked(name: str, start: int, stop: int) -> image_server.Request:
 
 
 @pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
-def test_what_was_sent_of_a_compressed_image_counts_as_the_bytes_that_it_holds(
+def test_ranges_of_a_compressed_image_count_by_their_raw_bytes(
     tmp_path: pathlib.Path,
 ) -> None:
     text = random.Random(1).randbytes(CLUSTER // 2).hex().encode()  # compresses to half
@@ -43,12 +43,12 @@ def test_what_was_sent_of_a_compressed_image_counts_as_the_bytes_that_it_holds(
     assert demo_images.bytes_as_raw(whole * 2, tmp_path) == 80 * CLUSTER
 
 
-def test_what_has_no_layout_counts_as_it_is(tmp_path: pathlib.Path) -> None:
+def test_ranges_without_a_layout_count_unchanged(tmp_path: pathlib.Path) -> None:
     requests = [asked(f"{demo_images.IMAGE_ID}.acmap", 0, 1000), asked(demo_images.RAW_NAME, 5, 10)]
     assert demo_images.bytes_as_raw(requests, tmp_path) == 1005
 
 
-def test_range_between_pieces_holds_nothing() -> None:
+def test_range_between_pieces_counts_as_empty() -> None:
     pieces = demo_images.in_order(
         [demo_images.Piece(5000, 100, 400), demo_images.Piece(1000, 512, 4096)]
     )

@@ -12,7 +12,7 @@ from tests.lab import tuned
 def begin(
     folder: pathlib.Path, constants: tuned.Constants | None = None
 ) -> tuple[forked_commands.ForkedCommand, pathlib.Path]:
-    """Start an agent that cannot start, as there is no configuration; return it and its output."""
+    """Start an agent that fails without a configuration; return it and its output."""
     with forked_commands.enabled():
         server = forked_commands.server(forked_commands.AGENT)
     assert server is not None
@@ -22,15 +22,15 @@ def begin(
         return server.start(arguments, constants or {}, out), folder / "log"
 
 
-def test_forks_have_arguments_output_and_status_of_their_own(tmp_path: pathlib.Path) -> None:
+def test_forks_have_separate_arguments_output_and_status(tmp_path: pathlib.Path) -> None:
     made = [begin(tmp_path / name) for name in ("one", "two")]
     for (fork, log), name in zip(made, ("one", "two"), strict=True):
         assert fork.wait(20.0) == 1 and fork.poll() == 1
         assert f"{name}/none.conf" in log.read_text()
-        fork.send_signal(signal.SIGTERM)  # nobody has its pid any more
+        fork.send_signal(signal.SIGTERM)  # the pid may belong to no process
 
 
-def test_constants_are_those_of_the_fork_alone(tmp_path: pathlib.Path) -> None:
+def test_changed_constants_apply_only_to_their_fork(tmp_path: pathlib.Path) -> None:
     fork, log = begin(tmp_path / "wrong", {"acstor_agent.settings.NO_SUCH_THING": 1.0})
     assert fork.wait(20.0) == 1
     assert "NO_SUCH_THING" in log.read_text()
@@ -49,7 +49,7 @@ def test_wait_for_a_fork_is_bounded(tmp_path: pathlib.Path) -> None:
     assert fork.wait(20.0) in (1, -signal.SIGKILL)
 
 
-def test_agent_with_other_surroundings_is_executed(
+def test_agent_with_another_environment_or_folder_is_executed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     begin(tmp_path / "one")[0].wait(20.0)
@@ -61,7 +61,7 @@ def test_agent_with_other_surroundings_is_executed(
 
 
 @pytest.mark.parametrize("is_forked", [True, False])
-def test_what_a_command_wrote_is_told_apart(
+def test_output_and_errors_of_a_command_are_separate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, *, is_forked: bool
 ) -> None:
     if not is_forked:

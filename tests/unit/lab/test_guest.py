@@ -21,35 +21,35 @@ def seen(text: bytes, now_s: float = 7.0) -> guest.Milestones:
     return milestones
 
 
-def test_guest_has_booted_only_with_prompt_and_marker() -> None:
+def test_guest_counts_as_booted_only_with_prompt_and_marker() -> None:
     prompt = b"Linux version 6.1\r\nlab-guest login: "
     assert not seen(prompt).is_booted
     assert not seen(MARKER + b"writes=1\r\n").is_booted
     assert seen(MARKER + b"writes=1\r\n" + prompt).is_booted
 
 
-def test_marker_tells_what_the_guest_has_read() -> None:
+def test_marker_contains_the_reads_of_the_guest() -> None:
     milestones = seen(MARKER + b"writes=1\r\n")
     assert (milestones.read_requests, milestones.read_bytes) == (868, 51200)
 
 
-def test_half_a_marker_is_not_read() -> None:
+def test_incomplete_marker_is_ignored() -> None:
     assert seen(MARKER).marker_s is None
 
 
-def test_milestone_keeps_the_time_at_which_it_was_first_seen() -> None:
+def test_milestone_keeps_the_time_of_its_first_occurrence() -> None:
     milestones = seen(b"Linux version 6.1", now_s=3.0)
     milestones.read(b"Linux version 6.1", 4.0)
     assert milestones.first_line_s == 3.0
 
 
-def test_root_logs_in_without_a_password_and_others_are_left_alone() -> None:
+def test_only_root_loses_its_password() -> None:
     shadow = "root:*:1:0:99999:7:::\nrooty:*:1:0:99999:7:::\nbin:*:1::::::\n"
     changed = guest_files.without_root_password(shadow)
     assert changed == "root::1:0:99999:7:::\nrooty:*:1:0:99999:7:::\nbin:*:1::::::\n"
 
 
-def test_image_is_another_one_when_its_recipe_changes() -> None:
+def test_changed_recipe_gives_another_image_key() -> None:
     recipe = guest_image.Recipe("bookworm", "linux-image-cloud-amd64")
     other = guest_image.Recipe("bookworm", "linux-image-cloud-amd64", size_bytes=2**30)
     assert recipe.key == guest_image.Recipe("bookworm", "linux-image-cloud-amd64").key
@@ -57,7 +57,7 @@ def test_image_is_another_one_when_its_recipe_changes() -> None:
 
 
 def fake_guest(link: socket.socket, answers: list[bytes]) -> threading.Thread:
-    """Play a guest: one of ``answers`` to each line that comes."""
+    """Play a guest that sends one of ``answers`` for each received line."""
 
     def play() -> None:
         with link, link.makefile("rb") as lines:
@@ -83,7 +83,7 @@ def talk(answers: list[bytes], command: str) -> str:
             thread.join(2.0)
 
 
-def test_command_runs_after_log_in_and_its_echo_is_not_its_output() -> None:
+def test_command_runs_after_log_in_and_its_echo_is_removed() -> None:
     answers = [b"lab-guest login: ", b"welcome\r\n# ", b"BEGINNONCE\r\n42\r\nENDNONCE=0\r\n# "]
     assert talk(answers, "echo 42") == "42\n"
 
@@ -93,7 +93,7 @@ def test_failed_command_in_the_guest_is_an_error() -> None:
         talk([b"# ", b"BEGINNONCE\r\nENDNONCE=1\r\n# "], "false")
 
 
-def test_silent_guest_is_an_error_that_shows_what_came() -> None:
+def test_error_of_a_silent_guest_has_its_output() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"kernel panic")
@@ -101,7 +101,7 @@ def test_silent_guest_is_an_error_that_shows_what_came() -> None:
             console.Console(ours, deadline_s=0.2).log_in()
 
 
-def test_socket_with_a_long_path_is_reached(tmp_path: pathlib.Path) -> None:
+def test_socket_with_a_long_path_is_connected(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as server, pytest.MonkeyPatch.context() as patch:
@@ -115,7 +115,7 @@ def test_socket_with_a_long_path_is_reached(tmp_path: pathlib.Path) -> None:
                 assert accepted.recv(5) == b"hello"
 
 
-def test_a_build_says_what_it_is_doing(tmp_path) -> None:
+def test_build_logs_its_progress(tmp_path) -> None:
     said: list[str] = []
     go_on = tmp_path / "go-on"
 
@@ -129,7 +129,7 @@ def test_a_build_says_what_it_is_doing(tmp_path) -> None:
     assert said[-1].endswith("unpacking")
 
 
-def test_a_build_that_hangs_is_ended(tmp_path) -> None:
+def test_hung_build_is_killed(tmp_path) -> None:
     soon = {"room": (), "deadline_s": 0.3, "say_every_s": 0.1}
     with pytest.raises(subprocess.TimeoutExpired):
         guest_image._command(tmp_path, lambda _: None, ["sleep", "600"], **soon)

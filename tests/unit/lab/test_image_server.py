@@ -29,6 +29,6 @@ def test_bytes_sent_twice_count_once(requests: list[image_server.Request], uniqu
     assert image_server.unique_bytes(requests) == unique
 
 
-def test_cut_off_answer_counts_what_was_sent() -> None:
+def test_truncated_response_counts_its_sent_bytes() -> None:
     cut_off = dataclasses.replace(part(50, 100), body_bytes_sent=30)
     assert cut_off.span == (50, 80)

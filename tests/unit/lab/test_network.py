@@ -6,19 +6,19 @@ from tests.lab import network
 
 
 @pytest.mark.parametrize("hosts", [0, -1, 201])
-def test_network_of_too_few_or_too_many_hosts_is_refused(hosts: int) -> None:
+def test_network_with_an_invalid_number_of_hosts_is_refused(hosts: int) -> None:
     with pytest.raises(ValueError, match=f"not {hosts}"):
         network.Network(hosts)
 
 
 @pytest.mark.parametrize("mbit", [0, -1, 1e9])
-def test_rate_that_no_link_has_is_refused(mbit: float) -> None:
+def test_invalid_link_rate_is_refused(mbit: float) -> None:
     with pytest.raises(ValueError, match="Mbit/s"):
         network.Network(1, link_mbit=mbit)
 
 
 @pytest.mark.parametrize("mtu", [0, 100, 70000])
-def test_mtu_that_no_link_has_is_refused(mtu: int) -> None:
+def test_invalid_mtu_is_refused(mtu: int) -> None:
     with pytest.raises(ValueError, match="MTU"):
         network.Network(1, mtu=mtu)
 

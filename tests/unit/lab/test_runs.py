@@ -17,7 +17,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_own_tag_is_no_orphan_and_each_run_has_another_one() -> None:
+def test_tags_are_unique_and_the_own_one_is_no_orphan() -> None:
     first, second = runs.new_tag(), runs.new_tag()
     assert first != second
     assert not runs.is_orphan(first)
@@ -38,7 +38,7 @@ def test_foreign_name_is_never_an_orphan(name: str) -> None:
     assert not runs.is_orphan(name)
 
 
-def test_failed_command_is_named_with_what_it_wrote() -> None:
+def test_failed_command_is_named_with_its_output() -> None:
     with pytest.raises(errors.Unusable, match=r"sh -c.*exit 3: no luck"):
         runs.tool(["sh", "-c", "echo no luck >&2; exit 3"])
 
@@ -48,12 +48,12 @@ def test_missing_command_is_named() -> None:
         runs.tool(["acstor-no-such-command"])
 
 
-def test_waiting_ends_with_the_reason() -> None:
+def test_timed_out_wait_gives_the_reason() -> None:
     with pytest.raises(errors.Unusable, match=r"the thing: not ready after 0\.1 s: it sleeps"):
         runs.wait_for(lambda: False, 0.1, "the thing", lambda: "it sleeps")
 
 
-def test_signal_waits_until_clean_up_is_over() -> None:
+def test_signal_is_delayed_until_the_end_of_the_clean_up() -> None:
     order = []
     with pytest.raises(KeyboardInterrupt):
         with runs.undisturbed():
@@ -63,7 +63,7 @@ def test_signal_waits_until_clean_up_is_over() -> None:
     assert order == ["cleaned up"]
 
 
-def test_folder_of_a_run_is_swept_only_when_its_owner_is_dead(tmp_path: pathlib.Path) -> None:
+def test_only_folders_of_dead_runs_are_removed(tmp_path: pathlib.Path) -> None:
     orphan, own, foreign = f"{dead_pid()}t1n1", runs.new_tag(), "notes"
     for name in (orphan, own, foreign):
         (tmp_path / name).mkdir()

@@ -80,7 +80,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_each_line_is_code_comment_docstring_or_empty(root: pathlib.Path) -> None:
+def test_lines_are_counted_as_code_comment_or_docstring(root: pathlib.Path) -> None:
     lines = scorecard.packages(root)
     assert lines["acstor_a"] == (17, 1, 5)
     assert lines["acstor_b"] == (1, 0, 0)
@@ -132,7 +132,7 @@ def test_terms_of_a_table_are_glossary_entries(tmp_path: pathlib.Path) -> None:
     assert scorecard.glossary_entries(page) == 2
 
 
-def test_json_has_each_figure_with_what_it_was_and_its_target(
+def test_json_has_each_measure_with_its_former_value_and_target(
     root: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scorecard.main(["--json", "--root", str(root)]) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of Tempest's results: counts, reasons, and what is worse than on stock."""
+"""Reports of Tempest's results: counts, reasons, and regressions against stock."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def results(**outcomes: str) -> dict[str, object]:
     return {"tests": tests}
 
 
-def test_table_counts_by_part_and_says_why_tests_were_skipped_or_failed() -> None:
+def test_table_counts_results_by_part_with_reasons() -> None:
     made = results(test_a="passed", test_b="failed")
     made["tests"] |= {f"{IMAGES}.test_{n}": {"outcome": "skipped", "reason": "no"} for n in "cd"}
     assert tempest_results.count(made["tests"]) == {
@@ -29,7 +29,7 @@ def test_table_counts_by_part_and_says_why_tests_were_skipped_or_failed() -> Non
     assert f"failed: {SERVERS}.test_b\nat last" in shown
 
 
-def test_only_what_passes_on_stock_can_be_worse() -> None:
+def test_only_tests_that_pass_on_stock_can_be_worse() -> None:
     stock = results(test_a="passed", test_b="passed", test_c="failed", test_d="passed")
     acstor = results(test_a="passed", test_b="failed", test_c="failed", test_e="passed")
     assert tempest_results.worse(stock, acstor) == [f"{SERVERS}.test_b", f"{SERVERS}.test_d"]
@@ -41,18 +41,18 @@ def test_only_what_passes_on_stock_can_be_worse() -> None:
     ]
 
 
-def test_results_are_read_as_they_were_written(tmp_path) -> None:
+def test_results_are_read_back_unchanged(tmp_path) -> None:
     made = results(test_a="passed")
     tempest_results.write(made, tmp_path / "results" / "tempest-stock.json")
     assert tempest_results.read(tmp_path / "results" / "tempest-stock.json") == made
 
 
-def test_results_that_are_not_there_are_named(tmp_path) -> None:
+def test_missing_results_are_named(tmp_path) -> None:
     with pytest.raises(errors.Unusable, match=r"tempest-acstor\.json.*(.|\n)*Run the tests"):
         tempest_results.read(tmp_path / "tempest-acstor.json")
 
 
-def test_class_that_was_skipped_or_could_not_be_set_up_counts_for_each_of_its_tests() -> None:
+def test_skipped_or_failed_class_counts_for_each_of_its_tests() -> None:
     ran = {
         f"setUpClass ({IMAGES})": {"outcome": "skipped", "reason": "no"},
         f"{SERVERS}.test_a": {"outcome": "passed", "reason": ""},

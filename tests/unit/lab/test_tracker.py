@@ -32,7 +32,7 @@ def announce(server: http.server.ThreadingHTTPServer, query: str) -> tuple[int, 
     return result
 
 
-def test_whoever_announces_learns_of_all_before_but_not_of_itself(
+def test_announce_returns_all_earlier_peers_except_its_sender(
     server: http.server.ThreadingHTTPServer,
 ) -> None:
     first = socket.inet_aton("127.0.0.1") + (6881).to_bytes(2, "big")
@@ -42,7 +42,7 @@ def test_whoever_announces_learns_of_all_before_but_not_of_itself(
 
 
 @pytest.mark.parametrize("query", ["", "port=", "port=x", "port=70000"])
-def test_announcement_without_a_port_is_refused(
+def test_announce_without_a_port_is_refused(
     server: http.server.ThreadingHTTPServer, query: str
 ) -> None:
     assert announce(server, query)[0] == 400

@@ -7,7 +7,7 @@ from tests.lab import traffic
 
 
 @pytest.mark.parametrize("hosts", [6, 8, 16, 40])
-def test_loads_have_the_mean_and_the_spread_that_were_asked_for(hosts):
+def test_loads_have_the_requested_mean_and_spread(hosts):
     loads = traffic.loads(hosts, 0.56, 1.2)
     assert len(loads) == hosts and 0 <= min(loads) and max(loads) <= 1.9
     assert statistics.mean(loads) == pytest.approx(0.56)
@@ -15,6 +15,6 @@ def test_loads_have_the_mean_and_the_spread_that_were_asked_for(hosts):
 
 
 @pytest.mark.parametrize(("hosts", "mean", "cv"), [(2, 0.56, 1.2), (16, 1.5, 1.2), (16, 0.1, 9)])
-def test_loads_that_cannot_be_are_refused(hosts, mean, cv):
+def test_impossible_loads_are_refused(hosts, mean, cv):
     with pytest.raises(ValueError, match="cannot have"):
         traffic.loads(hosts, mean, cv)

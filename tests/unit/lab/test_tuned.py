@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that a test changes in a process of its own."""
+"""Constants that a test changes in a separate process."""
 
 import ast
 import importlib
@@ -18,7 +18,7 @@ NAMES = [value for name, value in vars(tuned).items() if name.isupper() and "." 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_that_of_a_plain_value_in_the_product(name: str) -> None:
+def test_every_name_belongs_to_a_constant_of_the_product(name: str) -> None:
     module, _, constant = name.rpartition(".")
     assert isinstance(getattr(importlib.import_module(module), constant), int | float | str)
 
@@ -34,7 +34,7 @@ def main():
 """
 
 
-def test_command_runs_with_what_was_changed(tmp_path: pathlib.Path) -> None:
+def test_command_runs_with_the_changed_constants(tmp_path: pathlib.Path) -> None:
     (tmp_path / "shown.py").write_text(COMMAND)
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
@@ -47,13 +47,13 @@ def test_command_runs_with_what_was_changed(tmp_path: pathlib.Path) -> None:
     assert (done.returncode, done.stdout) == (3, "7 shown --option x\n"), done.stderr
 
 
-def test_constant_that_is_not_there_ends_the_command() -> None:
+def test_unknown_constant_ends_the_command() -> None:
     argv = tuned.argv("acstor_agent.cmd.ctl", {"acstor_glance.prepare.plan.NO_SUCH_THING": 7})
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "NO_SUCH_THING" in done.stderr
 
 
-def test_change_keeps_the_kind_of_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_constant_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, constant = tuned.BUILD_LONGEST_S.rpartition(".")
     here = importlib.import_module(module)
     monkeypatch.setattr(here, constant, 300.0)
@@ -93,7 +93,7 @@ def fixed_at_import(source: str, module: str) -> list[str]:
     return found
 
 
-def test_no_import_copies_a_constant_that_tests_change() -> None:
+def test_changeable_constants_are_not_copied_at_import() -> None:
     fixed = {}
     for path in sorted(ROOT.glob("acstor_*/**/*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -113,7 +113,7 @@ def test_no_import_copies_a_constant_that_tests_change() -> None:
         "f = lambda first_s=plan.RETRY_FIRST_S: first_s",
     ],
 )
-def test_each_way_to_copy_a_constant_is_found(copy: str) -> None:
+def test_every_kind_of_copy_at_import_is_detected(copy: str) -> None:
     start = "from acstor_glance.prepare import plan\n"
     assert fixed_at_import(start + copy, "m") == [tuned.RETRY_FIRST_S]
     own = copy.replace("plan.", "")

@@ -41,7 +41,7 @@ def journey(steps: int) -> Iterator[str]:
         yield f"step {step}"
 
 
-def test_journeys_go_on_side_by_side_until_the_last_has_arrived() -> None:
+def test_boots_proceed_concurrently_until_the_last_one_is_done() -> None:
     said: list[str] = []
     journeys = {"h1": journey(1), "h2": journey(3)}
     ways.travel(journeys, "test", said.append, say_every_s=0.0)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def test_journeys_go_on_side_by_side_until_the_last_has_arrived() -> None:
     ]
 
 
-def test_journey_that_never_arrives_is_named() -> None:
+def test_boot_that_never_completes_is_named() -> None:
     journeys = {"h1": journey(1000), "h2": journey(1)}
     with pytest.raises(errors.Unusable, match=r"h1: step [0-9]+ *h2: booted"):
         ways.travel(journeys, "test", print, deadline_s=0.2)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_report_files_hold_figures_and_picture(tmp_path: pathlib.Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_report_shows_who_gave_whom_and_what_the_remap_did(tmp_path: pathlib.Path) -> None:
+def test_report_shows_the_exchange_and_the_remap(tmp_path: pathlib.Path) -> None:
     phases = [
         demo_remap.Phase("before the traffic", 10.0, 0.34, 11.0, 480),
         demo_remap.Phase("traffic, after the remap", 12.0, 0.03, 12.0, 400),
@@ -98,7 +98,7 @@ def test_report_shows_who_gave_whom_and_what_the_remap_did(tmp_path: pathlib.Pat
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
-def test_baseline_that_fails_is_reported_and_the_rest_is_shown(
+def test_failed_baseline_is_reported_beside_the_other_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def play(way: str, *_: object) -> ways.WayResult:

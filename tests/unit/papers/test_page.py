@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page says what the results say: figures, verdicts, what could not run, how steady it was."""
+"""A page shows the results: figures, verdicts, failed cases, and the machine's steadiness."""
 
 import dataclasses
 import io
@@ -87,7 +87,7 @@ def text(found: store.Kept) -> str:
     return written
 
 
-def test_a_page_has_figures_first_and_then_each_experiment() -> None:
+def test_page_has_the_summary_before_the_experiments() -> None:
     written = text(kept())
     assert written.index("In short") < written.index("Table by table")
     assert written.count("2.00 s") == 2
@@ -100,34 +100,34 @@ def test_a_page_has_figures_first_and_then_each_experiment() -> None:
 @pytest.mark.parametrize(
     ("ours", "words"), [(1.0, "Beaten."), (4.0, "**Missed**: the links are full")]
 )
-def test_a_verdict_is_computed(ours: float, words: str) -> None:
+def test_verdict_is_computed(ours: float, words: str) -> None:
     assert words in text(kept(ours))
 
 
-def test_why_it_would_be_missed_is_not_said_of_what_is_reached() -> None:
+def test_reason_of_a_miss_is_left_out_for_a_reached_goal() -> None:
     assert "the links are full" not in text(kept())
 
 
-def test_how_much_of_a_run_there_is_is_said() -> None:
+def test_page_shows_how_many_experiments_have_run() -> None:
     assert "A whole run, 2026-11-24" in text(kept())
     paper = dataclasses.replace(PAPER, experiments=(ONE, dataclasses.replace(ONE, key="S0-more")))
     written = page.text(paper, {"S0-try": kept(), "S0-more": store.Kept(WHOLE)}, "pictures")
     assert "A whole run, of which 1 of 2 experiments have been run, 2026-11-24" in written
 
 
-def test_cases_in_virtual_time_share_the_machine() -> None:
+def test_total_duration_counts_half_the_time_of_virtual_cases() -> None:
     assert "All cases together took 3 min." in text(kept())
     found = kept()
     found.records["acstor"] = record(2.0, is_timed=False, took_s=240.0)
     assert "All cases together took 4 min." in text(found)
 
 
-def test_an_unsteady_machine_is_said() -> None:
+def test_unsteady_machine_is_reported() -> None:
     assert "was not steady" not in text(kept())
     assert "differed by 25% within the run" in text(kept(again=7.0))
 
 
-def test_a_case_that_could_not_run_stands_on_the_page() -> None:
+def test_page_lists_cases_that_could_not_run() -> None:
     found = kept()
     refused = {key: value for key, value in record(0.0).items() if key != "outcome"}
     found.records["direct"] = {**refused, "could_not_run": "there is no stress-ng"}
@@ -136,11 +136,11 @@ def test_a_case_that_could_not_run_stands_on_the_page() -> None:
     assert "2.00 s" not in written
 
 
-def test_what_was_not_run_is_said() -> None:
+def test_page_reports_experiments_that_have_not_run() -> None:
     assert "Not run yet." in text(store.Kept(WHOLE))
 
 
-def test_half_a_run_that_gives_no_figure_says_so() -> None:
+def test_partial_run_without_figures_is_reported() -> None:
     nothing = dataclasses.replace(ONE, rows=lambda _: ())
     paper = dataclasses.replace(PAPER, experiments=(nothing,))
     written = page.text(paper, {"S0-try": kept()}, "pictures")
@@ -159,11 +159,11 @@ def test_half_a_run_that_gives_no_figure_says_so() -> None:
         (1e5, "100,000"),
     ],
 )
-def test_numbers_have_the_digits_that_count(value: float, words: str) -> None:
+def test_numbers_have_significant_digits(value: float, words: str) -> None:
     assert page.number(value) == words
 
 
-def test_pictures_are_drawn_of_what_has_run(tmp_path: pathlib.Path) -> None:
+def test_pictures_are_drawn_only_of_results(tmp_path: pathlib.Path) -> None:
     page.draw(ONE, store.Kept(WHOLE), tmp_path / "none.png")
     page.draw(ONE, kept(), tmp_path / "pictures" / "one.png")
     assert not (tmp_path / "none.png").exists()

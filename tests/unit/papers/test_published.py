@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The published pages are what the results beside them say, and nothing else."""
+"""The published pages equal the pages of the results beside them."""
 
 import pathlib
 import re
@@ -20,7 +20,7 @@ EXPERIMENTS = [one for paper in catalogue.PAPERS for one in paper.experiments]
 
 
 @pytest.mark.parametrize("paper", catalogue.PAPERS, ids=lambda paper: paper.key)
-def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> None:
+def test_published_page_equals_the_page_of_its_results(paper: experiment.Paper) -> None:
     results = command.PUBLISHED_RESULTS
     kept = {
         one.key: store.load(results, one.key, experiment.Scale.WHOLE) for one in paper.experiments
@@ -34,7 +34,7 @@ def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> No
 
 
 def write_s3(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Have the command write a page of what is in a folder."""
+    """Have the command write a page of the results in a folder."""
     argv = [
         sys.executable,
         "-m",
@@ -47,13 +47,13 @@ def write_s3(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=harness.ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_page_of_nothing_says_that_nothing_was_run(tmp_path: pathlib.Path) -> None:
+def test_page_without_results_says_that_nothing_was_run(tmp_path: pathlib.Path) -> None:
     assert write_s3(tmp_path / "new").returncode == 0
     written = (tmp_path / "new" / "whole" / "s3.rst").read_text()
     assert "Nothing of it has been run yet" in written
 
 
-def test_a_page_that_cannot_be_kept_is_said(tmp_path: pathlib.Path) -> None:
+def test_error_of_an_unwritable_page_names_its_folder(tmp_path: pathlib.Path) -> None:
     (tmp_path / "whole").write_text("a file where the folder is to be")
     found = write_s3(tmp_path)
     assert found.returncode == command.EXIT_CANNOT_KEEP
@@ -68,20 +68,20 @@ def test_every_published_file_belongs_to_an_experiment() -> None:
 
 @pytest.mark.parametrize("one", EXPERIMENTS, ids=lambda one: one.key)
 @pytest.mark.parametrize("scale", experiment.Scale)
-def test_cases_have_names_of_their_own(one: experiment.Experiment, scale: experiment.Scale) -> None:
+def test_cases_have_unique_names(one: experiment.Experiment, scale: experiment.Scale) -> None:
     names = [case.name for case in one.cases(scale)]
     assert names or scale == experiment.Scale.QUICK
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(("scale", "at_most_min"), [("quick", 20), ("whole", 180)])
-def test_all_papers_are_run_in_the_time_that_is_promised(scale: str, at_most_min: int) -> None:
+def test_all_papers_run_within_the_documented_time(scale: str, at_most_min: int) -> None:
     cases = [case for one in EXPERIMENTS for case in one.cases(experiment.Scale(scale))]
     alone_s = sum(case.about_s / (1 if case.is_timed else 2) for case in cases)
     assert alone_s / 60 <= at_most_min
 
 
-def test_experiments_have_keys_of_their_own_and_of_their_papers() -> None:
+def test_experiments_have_unique_keys_and_the_keys_of_their_papers() -> None:
     keys = [one.key for one in EXPERIMENTS]
     assert len(set(keys)) == len(keys)
     for paper in catalogue.PAPERS:

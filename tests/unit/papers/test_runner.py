@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases run once, are kept at once, and are run again only where the machine was not steady."""
+"""Cases run once, are saved at once, and are repeated only after an unsteady run."""
 
 import functools
 import json
@@ -51,12 +51,12 @@ def outcomes(folder: pathlib.Path) -> dict[str, experiment.Outcome]:
 
 
 def virtual(number: int, say: harness.Say) -> experiment.Outcome:
-    """A case in virtual time: it must be picklable."""
+    """A case in virtual time, which must be picklable."""
     say("nobody hears this")
     return {"number": number, "process": os.getpid()}
 
 
-def test_what_has_an_outcome_is_not_run_again(tmp_path: pathlib.Path) -> None:
+def test_case_with_an_outcome_is_not_run_again(tmp_path: pathlib.Path) -> None:
     ran: list[str] = []
 
     def note(name: str, _: harness.Say) -> experiment.Outcome:
@@ -71,7 +71,7 @@ def test_what_has_an_outcome_is_not_run_again(tmp_path: pathlib.Path) -> None:
     assert lines[0] == "2 cases have been run before, 0 are left"
 
 
-def test_each_outcome_is_kept_before_the_next_case_runs(tmp_path: pathlib.Path) -> None:
+def test_outcome_is_saved_before_the_next_case_runs(tmp_path: pathlib.Path) -> None:
     def stopped(_: harness.Say) -> experiment.Outcome:
         assert outcomes(tmp_path) == {"first": {"value": 3}}
         raise KeyboardInterrupt
@@ -84,7 +84,7 @@ def test_each_outcome_is_kept_before_the_next_case_runs(tmp_path: pathlib.Path) 
     assert outcomes(tmp_path) == {"first": {"value": 3}, "second": {"value": 5}}
 
 
-def test_a_case_that_cannot_run_stops_no_other_and_is_tried_again(tmp_path: pathlib.Path) -> None:
+def test_failed_case_stops_no_other_and_is_run_again(tmp_path: pathlib.Path) -> None:
     def lacks(_: harness.Say) -> experiment.Outcome:
         raise harness.CannotRun("there is no glusterd")
 
@@ -98,7 +98,7 @@ def test_a_case_that_cannot_run_stops_no_other_and_is_tried_again(tmp_path: path
     assert outcomes(tmp_path) == {"a": {"value": 2}, "b": {"value": 1}}
 
 
-def test_a_broken_case_says_what_broke(
+def test_error_of_a_case_is_recorded_with_its_traceback(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(_: harness.Say) -> experiment.Outcome:
@@ -118,7 +118,7 @@ def test_cases_in_virtual_time_run_in_other_processes(tmp_path: pathlib.Path) ->
 
 
 def turns(baselines: Sequence[float]) -> tuple[experiment.Experiment, list[float]]:
-    """Return an experiment whose baseline is each of these, twice a turn; and what is left."""
+    """Return an experiment with these baselines, two for each turn; and the remaining ones."""
     left = list(baselines)
     cases = [case(name, lambda _: {"s": left.pop(0)}) for name in ("first", "again")]
     return made(
@@ -135,7 +135,7 @@ def turns(baselines: Sequence[float]) -> tuple[experiment.Experiment, list[float
         ((10.0, 15.0, 10.0, 20.0), (10.0, 15.0), False),
     ],
 )
-def test_unsteady_pairs_are_run_once_more_and_the_steadier_turn_is_kept(
+def test_unsteady_pair_is_repeated_once_and_the_steadier_turn_kept(
     tmp_path: pathlib.Path,
     baselines: tuple[float, ...],
     kept: tuple[float, float],
@@ -147,10 +147,10 @@ def test_unsteady_pairs_are_run_once_more_and_the_steadier_turn_is_kept(
     found = store.load(tmp_path, "S0-try", WHOLE)
     assert tuple(found.outcomes[name]["s"] for name in ("first", "again")) == kept
     assert (runner.unsteady(one, found) is None) is is_steady
-    run(tmp_path, one)  # there is no third turn: it would find nothing left
+    run(tmp_path, one)  # there is no third turn: no baseline would be left
 
 
-def test_too_little_room_is_said_before_a_case_runs(
+def test_lack_of_disk_space_is_reported_before_a_case_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=runner.ROOM_BYTES - 1)
@@ -159,7 +159,7 @@ def test_too_little_room_is_said_before_a_case_runs(
         run(tmp_path, made(case("a", lambda _: pytest.fail("it was run"))))
 
 
-def test_the_time_that_is_left_follows_how_long_cases_take(tmp_path: pathlib.Path) -> None:
+def test_remaining_time_follows_the_durations_of_cases(tmp_path: pathlib.Path) -> None:
     def slow(_: harness.Say) -> experiment.Outcome:
         time.sleep(0.2)
         return {}
@@ -189,7 +189,7 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interrupt_ends_the_processes_of_virtual_cases(tmp_path: pathlib.Path) -> None:
+def test_interrupt_ends_the_processes_of_virtual_cases(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "stoppable.py"
     script.write_text(STOPPABLE)
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
@@ -210,20 +210,20 @@ def test_an_interrupt_ends_the_processes_of_virtual_cases(tmp_path: pathlib.Path
         os.killpg(process.pid, 0)
 
 
-def test_a_file_that_is_no_result_is_named(tmp_path: pathlib.Path) -> None:
+def test_file_that_is_no_result_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "S0-try.json").write_text(json.dumps({"scale": "whole"}))
     with pytest.raises(store.NoResult, match=r"S0-try\.json is no result"):
         run(tmp_path, made(case("a", lambda _: {})))
 
 
-def test_a_quick_result_is_not_taken_for_a_whole_one(tmp_path: pathlib.Path) -> None:
+def test_quick_result_does_not_count_as_a_whole_one(tmp_path: pathlib.Path) -> None:
     quick = runner.Runner(tmp_path, experiment.Scale.QUICK, lambda _: None)
     quick.run([made(case("a", lambda _: {"value": 1}))])
     run(tmp_path, made(case("a", lambda _: {"value": 2})))
     assert outcomes(tmp_path) == {"a": {"value": 2}}
 
 
-def test_a_result_that_cannot_be_written_leaves_the_old_one(
+def test_failed_write_of_a_result_keeps_the_old_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = made(case("a", lambda _: {"value": 1}))

@@ -19,7 +19,7 @@ WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
 
 
 @pytest.mark.parametrize("one", s0.PAPER.experiments, ids=lambda one: one.key)
-def test_experiment_of_nothing_has_no_rows_and_no_pairs(one):
+def test_experiment_without_outcomes_has_no_rows_and_no_pairs(one):
     assert one.key.startswith("S0-") and one.paper == "S0"
     assert not [row for row in one.rows({}) if getattr(row, "ours", None) is not None]
     assert not one.pairs({})
@@ -31,13 +31,13 @@ def test_experiment_of_nothing_has_no_rows_and_no_pairs(one):
 # Table 1
 
 
-def test_delay_of_a_chunk_is_that_of_the_others_behind_the_first():
+def test_delay_of_a_chunk_counts_from_its_first_reader():
     guests = [{1: 10.0, 2: 11.0, 9: 0.0}, {1: 10.5, 2: 15.5}, {1: 12.5}]
     assert s0_jitter.delays(guests) == [1.5, 4.5]
     assert s0_jitter.distribution([1.5, 4.5, 0.0, 5.1]) == [1, 0, 1, 0, 0, 1, 1]
 
 
-def test_row_of_table_1_has_the_whole_distribution():
+def test_row_of_table_1_has_the_complete_distribution():
     got = {
         "shared_chunks": 10,
         "distribution": [0, 2, 0, 0, 0, 3, 5],
@@ -57,7 +57,7 @@ def striped(mean, least=0.2, by_homes=0.0):
     return {"took_s": 9.0, "rate": rate, "received": {"source": 1.0, "home": by_homes}}
 
 
-def test_gain_over_a_striped_repository_is_held_against_the_papers():
+def test_gain_over_a_striped_repository_is_compared_with_the_paper():
     name = s0_distributed.name
     found = {
         name("Sync-Same", s0_distributed.STRIPED, 8): striped(0.25),
@@ -97,16 +97,16 @@ def test_striped_baseline_is_paired():
 # Virtual time
 
 
-def test_goals_of_virtual_time_are_those_of_32_hosts():
+def test_goals_in_virtual_time_apply_to_32_hosts():
     got = {"completion": 2.0, "slowest_over_fastest": 1.2, "source_ratio": 1.0, "chunks": 190}
     rows = s0_virtual.rows({s0_virtual.name(8, 50.0): got, s0_virtual.name(32, 12.5): got})
     assert [row.verdict for row in rows] == ["shown", "shown", "beaten", "missed"]
 
 
-# Computing, news, beyond
+# Computing, advertisements, beyond
 
 
-def test_computing_readers_are_held_against_direct_and_against_computing_alone():
+def test_computing_readers_are_compared_with_direct_and_with_computing_alone():
     found = {way: {"completion_s": 8.0} for way in s0_compute.WAYS} | {
         played.DIRECT: {"completion_s": 24.0}
     }
@@ -115,7 +115,7 @@ def test_computing_readers_are_held_against_direct_and_against_computing_alone()
     assert s0_compute.pairs(found) == {"direct": [24.0, 8.0]}
 
 
-def test_news_by_tcp_are_held_against_datagrams():
+def test_advertisements_by_tcp_are_compared_with_datagrams():
     cost = {"cpu_us": 1.0, "bytes": 20.0, "lost_share": 0.0}
     full = {"lost_share": 0.0, "mean_wait_s": 0.2, "full_share": 0.9}
     found = {
@@ -126,18 +126,18 @@ def test_news_by_tcp_are_held_against_datagrams():
     }
     cpu, sent, lost, waited = s0_news.rows(found)
     assert cpu.ratio == 8.0 and sent.ratio == 1.0 and waited.ratio == 1.0
-    assert lost.baseline == 0.01 and lost.ratio is None  # nothing is lost: there is no quotient
+    assert lost.baseline == 0.01 and lost.ratio is None  # without losses there is no quotient
     assert len(s0_news.rows({"cost, tcp": cost})) == 0
 
 
-def test_chunks_are_told_of_in_their_order_each_once():
+def test_chunks_are_advertised_once_in_order():
     batches = [*s0_news_end._gathered(25, 0.0, 10)]
     assert [len(batch) for batch in batches] == [10, 10, 5]
     assert [n for batch in batches for n in batch] == [*range(1, 26)]
     assert peer_wire.encode(peer_wire.Advertise(announced.alone(*batches[0])))
 
 
-def test_bad_host_is_held_against_the_mean_of_healthy_ones_and_a_failed_read_has_no_figure():
+def test_bad_host_is_compared_with_healthy_ones_unless_a_read_failed():
     well = {"took_s": 4.0, "fault": "", "invalid_chunks": 0, "source_ratio": 1.0}
     found = {
         s0_beyond.HEALTHY: well,

@@ -29,7 +29,7 @@ def outcome(completion=2.0, least=0.4, most=0.5, unread=0.0, prefetched=0.5):
 
 
 def outcomes(hosts, **changed):
-    """Return an outcome for every way; some of them are others."""
+    """Return an outcome for every method, with some of them replaced."""
     ways = (*played.VARIANTS, played.DIRECT, played.DIRECT_AGAIN, played.BROADCAST)
     return {played.name(way, hosts): changed.get(way.replace("-", "_"), outcome()) for way in ways}
 
@@ -41,7 +41,7 @@ def row(rows, word):
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.key)
 @pytest.mark.parametrize("scale", [WHOLE, QUICK])
-def test_cases_have_names_of_their_own_and_the_baseline_stands_at_both_ends(plan, scale):
+def test_cases_have_unique_names_and_a_baseline_at_both_ends(plan, scale):
     names = [case.name for case in played.cases(plan, scale)]
     assert len(set(names)) == len(names)
     most = max(plan.counts[scale])
@@ -53,7 +53,7 @@ def test_cases_have_names_of_their_own_and_the_baseline_stands_at_both_ends(plan
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.key)
 @pytest.mark.parametrize("hosts", [8, 32])
-def test_patterns_are_whole_chunks_and_their_ratios_hang_on_no_rate(plan, hosts):
+def test_patterns_have_whole_chunks_and_rate_independent_limits(plan, hosts):
     made = [plan.make(hosts, mbit) for mbit in (50.0, 100.0)]
     for pattern in made:
         for reading, (offset, length) in itertools.product(
@@ -64,13 +64,13 @@ def test_patterns_are_whole_chunks_and_their_ratios_hang_on_no_rate(plan, hosts)
     assert made[0].limit_s == pytest.approx(made[1].limit_s, rel=0.25)
 
 
-def test_limit_is_to_the_region_what_the_papers_is_to_its_own():
+def test_limit_is_scaled_with_the_region_as_in_the_paper():
     region_chunks = played.SYNC_DISJOINT.pattern(32).readings[0].length // played.CHUNK_BYTES
     assert played.SYNC_DISJOINT.limit_chunks(32) == round(region_chunks / 8)
     assert played.SYNC_SAME.limit_chunks(32) >= 1
 
 
-def test_goals_are_those_of_32_hosts_only():
+def test_goals_apply_only_to_32_hosts():
     direct, acstor = outcome(completion=33.0), outcome(completion=2.2)
     for hosts, verdict in ((32, "beaten"), (8, "shown")):
         found = outcomes(hosts, direct=direct, acstor=acstor)
@@ -80,14 +80,14 @@ def test_goals_are_those_of_32_hosts_only():
         assert of_direct.is_headline == (hosts == 32)
 
 
-def test_table_2_has_a_row_for_each_of_the_papers_variants_with_its_ratio_as_the_goal():
+def test_table_2_has_a_row_with_the_ratio_of_each_variant_as_its_goal():
     found = outcomes(32, direct=outcome(least=0.02, most=0.02))
     rows = [row for row in printed.rows(s0_figures.SYNC_SAME, found) if row.part == "Table 2"]
     assert [round(row.goal, 2) for row in rows if row.goal] == [9.55, 10.0, 8.64]
     assert all(row.ratio == pytest.approx(22.5) for row in rows)
 
 
-def test_unfair_throughput_is_a_miss_that_says_why():
+def test_unfair_throughput_is_a_miss():
     found = outcomes(32, acstor=outcome(least=0.4, most=0.6))
     rows = printed.sync_same_only(found)
     unfair = row(rows, "fastest host over that of the slowest")
@@ -100,16 +100,16 @@ def test_own_goal_is_shown_for_fewer_hosts_as_well():
     assert [row.verdict for row in own] == ["reached", "missed"] and own[1].because
 
 
-def test_waste_is_held_against_that_without_a_limit():
+def test_waste_is_compared_with_waste_without_a_limit():
     unread = {"acstor_512": 0.2, "acstor_inf": 1.0, "acstor": 0.1, "acstor_0": 0.1, "direct": 0.3}
     found = outcomes(32, **{way: outcome(unread=share) for way, share in unread.items()})
     paper, own = printed.disjoint_only(found)
     assert paper.ratio == pytest.approx(9.0) and paper.verdict == "beaten"
-    assert own.ratio and own.ratio > paper.ratio  # nothing wasted is no division by zero
+    assert own.ratio and own.ratio > paper.ratio  # no waste causes no division by zero
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.plan.key)
-def test_rows_and_pictures_take_whatever_was_run(claims):
+def test_rows_and_pictures_accept_partial_results(claims):
     whole = outcomes(32) | outcomes(8)
     for missing in (*whole, None):
         left = {name: got for name, got in whole.items() if name != missing}
@@ -122,13 +122,13 @@ def test_rows_and_pictures_take_whatever_was_run(claims):
     assert printed.sync_same_only({}) == [] == printed.disjoint_only({})
 
 
-def test_picture_is_drawn_of_whatever_was_run():
+def test_picture_is_drawn_from_partial_results():
     whole = outcomes(32) | outcomes(8)
     for left in (whole, {name: got for name, got in whole.items() if "direct" in name}, {}):
         s0_pictures.draw(figure.Figure(), left)
 
 
-def test_the_same_baseline_is_paired_if_it_was_run_twice():
+def test_baseline_that_ran_twice_is_a_pair():
     found = outcomes(32, direct=outcome(completion=30.0))
     assert printed.pairs(found) == {"direct": [30.0, 2.0]}
     del found[played.name(played.DIRECT_AGAIN, 32)]

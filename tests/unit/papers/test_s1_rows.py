@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1's rows from small outcomes made by hand, and what is left out where a case is missing."""
+"""S1's rows from handmade outcomes, and their absence for missing cases."""
 
 import functools
 import itertools
@@ -62,21 +62,21 @@ def test_four_guests_give_the_paper_s_headlines() -> None:
 
 
 @pytest.mark.parametrize("rows", [s1_guests.rows, s1_sorts.sort_rows, s1_sorts.beside_rows])
-def test_a_policy_that_is_missing_leaves_no_rows(rows: object) -> None:
+def test_missing_policy_gives_no_rows(rows: object) -> None:
     found = with_policies()
     del found["cfq"]
     assert rows(found) == []
 
 
 @pytest.mark.parametrize("one", s1.PAPER.experiments, ids=lambda one: one.key)
-def test_nothing_that_was_run_gives_no_rows(one: experiment.Experiment) -> None:
+def test_no_outcomes_give_no_rows_and_no_pairs(one: experiment.Experiment) -> None:
     assert list(one.rows({})) == []
     assert one.pairs({}) == {}
 
 
 @pytest.mark.parametrize("scale", experiment.Scale)
 @pytest.mark.parametrize("one", s1.PAPER.experiments, ids=lambda one: one.key)
-def test_cases_have_names_of_their_own_and_those_in_virtual_time_can_be_sent_away(
+def test_cases_have_unique_names_and_virtual_ones_can_be_pickled(
     one: experiment.Experiment, scale: experiment.Scale
 ) -> None:
     cases = one.cases(scale)
@@ -97,7 +97,7 @@ def test_table_3_compares_both_applications_with_both_policies() -> None:
     assert all(row.ratio == 1.5 for row in times)
     assert {row.goal for row in times if row.what.startswith("SWSW")} == {None}
     waits = [row for row in found if row.part == "Table 3, 5.1"]
-    assert [row.ours for row in waits] == [90.0, 90.0]  # none at random were run
+    assert [row.ours for row in waits] == [90.0, 90.0]  # no random ones ran
     assert "of 100)" in waits[0].what
 
 
@@ -113,7 +113,7 @@ def test_figure_5_needs_cfq_and_the_paper_s_zones() -> None:
     assert found[1].ratio == 3.0
 
 
-def test_sorts_and_queries_are_held_against_what_the_paper_says() -> None:
+def test_sorts_and_queries_are_compared_with_the_paper() -> None:
     sort = rows_of(s1_sorts.sort_rows(with_policies()))
     assert sort[0].is_headline
     assert sort[0].ratio == 2.0
@@ -125,7 +125,7 @@ def test_sorts_and_queries_are_held_against_what_the_paper_says() -> None:
     assert memory.verdict is experiment.Verdict.BEATEN
 
 
-def test_ways_of_writing_are_compared_where_both_policies_were_run() -> None:
+def test_writing_methods_are_compared_if_both_policies_ran() -> None:
     one = {"all_mb_s": 30.0, "zero_percent": 70.0, "first_s": 10.0, "waits": WAITS}
     way = s1_writes.ASSUMED
     outcomes = {
@@ -160,7 +160,7 @@ def test_real_time_has_pairs_and_rows() -> None:
     assert found[5].ours == 90.0
 
 
-def test_real_guests_do_not_share_places() -> None:
+def test_real_guests_use_disjoint_disk_ranges() -> None:
     wanted = disk_lab.wanted_of(disk_lab.GUESTS["four guests"], 1.0)
     spans = sorted(
         (one.is_write, one.start, one.start + one.length)
@@ -173,7 +173,7 @@ def test_real_guests_do_not_share_places() -> None:
     assert spans[-1][2] <= disk_lab.DISK_BYTES
 
 
-def test_small_run_in_virtual_time_can_be_kept_as_json() -> None:
+def test_small_run_in_virtual_time_can_be_saved_as_json() -> None:
     make = functools.partial(workloads.four_guests, 4 * workloads.MIB)
     found = s1_disk.play(make, "pregather", lambda _: None)
     kept = json.loads(json.dumps(s1_runs.with_rates(found, is_drawn=True)))
@@ -181,7 +181,7 @@ def test_small_run_in_virtual_time_can_be_kept_as_json() -> None:
     assert sum(kept["seeks_percent"]) == pytest.approx(100, abs=0.01)
 
 
-def test_others_use_the_disk_until_the_guest_is_done() -> None:
+def test_other_guests_use_the_disk_until_the_guest_is_done() -> None:
     guests = s1_beyond.with_others(4 * workloads.MIB, s1_beyond.BESIDE)
     assert [guest.name for guest in guests] == ["guest", *s1_beyond.BESIDE]
     found = simulation.Simulation(guests, s1_disk.disk_schedulers.SCHEDULERS["pregather"]()).run()

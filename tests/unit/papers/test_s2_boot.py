@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What QEMU writes down becomes requests for files."""
+"""QEMU's block trace is parsed into requests for files."""
 
 import pytest
 
@@ -20,7 +20,7 @@ _SHARED = """\
 """
 
 
-def test_requests_for_both_files_are_told_apart():
+def test_requests_are_assigned_to_their_file():
     ops = s2_boot.requests(_SHARED, 105.0, shares_image=True)
     assert [op[1:] for op in ops] == [
         (s2_boot.READ_OWN, 0, 112),
@@ -31,7 +31,7 @@ def test_requests_for_both_files_are_told_apart():
     assert sum(op[0] for op in ops) == pytest.approx(1.00003)
 
 
-def test_a_guest_with_a_copy_reads_and_writes_one_file():
+def test_guest_with_a_copy_reads_and_writes_one_file():
     text = "".join(
         f"7@{at}.000000:bdrv_co_p{kind}v_part bs {node} offset 0 bytes 512 flags 0x0\n"
         for at, kind, node in ((1, "read", "0xa"), (1, "read", "0xb"), (2, "write", "0xb"))
@@ -40,6 +40,6 @@ def test_a_guest_with_a_copy_reads_and_writes_one_file():
     assert [op[1] for op in ops] == [s2_boot.READ, s2_boot.WRITE]
 
 
-def test_a_trace_of_other_nodes_is_refused():
+def test_trace_of_other_nodes_is_refused():
     with pytest.raises(errors.Unusable, match="4 nodes"):
         s2_boot.requests(_SHARED, 105.0, shares_image=False)

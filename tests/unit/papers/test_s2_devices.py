@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that take their time: who waits for whom, and for how long."""
+"""Simulated devices: order and duration of concurrent requests."""
 
 import functools
 
@@ -10,11 +10,11 @@ import trio.testing
 from tests.fakes import shaped_devices
 
 _run = functools.partial(trio.run, clock=trio.testing.MockClock(autojump_threshold=0))
-"""Time passes only while all wait."""
+"""Time advances only while all tasks wait."""
 
 
 async def _uses(device: shaped_devices.Device, places: list[int]) -> list[int]:
-    """Use a device at several places at once; return the order in which requests ended."""
+    """Use a device at several offsets at once; return the order in which requests ended."""
     ended: list[int] = []
 
     async def use(place: int):
@@ -28,7 +28,7 @@ async def _uses(device: shaped_devices.Device, places: list[int]) -> list[int]:
     return ended
 
 
-def test_a_rotating_disk_serves_upwards_then_from_the_lowest():
+def test_rotating_disk_serves_upwards_and_then_from_the_lowest_offset():
     far = 10**9
 
     async def both() -> list[int]:
@@ -38,7 +38,7 @@ def test_a_rotating_disk_serves_upwards_then_from_the_lowest():
     assert _run(both) == [2 * far, 3 * far, 4 * far, far]
 
 
-def test_an_ssd_shares_its_rate():
+def test_ssd_requests_share_its_rate():
     async def took_s() -> float:
         device = shaped_devices.Ssd(bytes_s=1e6, command_s=0.0)
         began_s = trio.current_time()
@@ -48,7 +48,7 @@ def test_an_ssd_shares_its_rate():
     assert _run(took_s) >= 4 * 4096 / 1e6
 
 
-def test_nodes_of_a_cluster_work_side_by_side():
+def test_nodes_of_a_cluster_work_concurrently():
     async def took_s(step: int) -> float:
         device = shaped_devices.Cluster(nodes=4)
         began_s = trio.current_time()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of S2 come from outcomes, whatever of them there are."""
+"""Rows of S2 come from any subset of the outcomes."""
 
 import json
 
@@ -21,13 +21,13 @@ _ALL = {one.key: one for one in s2.PAPER.experiments}
 
 @pytest.mark.parametrize("key", _ALL)
 @pytest.mark.parametrize("scale", experiment.Scale)
-def test_cases_have_names_of_their_own(key: str, scale: experiment.Scale):
+def test_cases_have_unique_names(key: str, scale: experiment.Scale):
     names = [case.name for case in _ALL[key].cases(scale)]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("key", _ALL)
-def test_no_outcome_no_figures(key: str):
+def test_no_outcomes_give_no_figures(key: str):
     found = _ALL[key].rows({})
     assert all(isinstance(row, experiment.Absent) or row.ours is None for row in found)
     assert not _ALL[key].pairs({})
@@ -51,7 +51,7 @@ def _row(found, what: str) -> experiment.Row:
     ("normal_s", "verdict"),
     [(150.0, "beaten"), (131.0, "reached"), (100.0, "missed")],
 )
-def test_the_gain_with_different_images_is_held_against_thirteen(normal_s: float, verdict: str):
+def test_gain_with_different_images_is_compared_with_thirteen(normal_s: float, verdict: str):
     outcomes = _boots(normal=normal_s, acstor=10.0)
     found = s2_many.rows("Figure 11", s2_many.DIFFERENT, outcomes)
     row = _row(found, "HDD, 16 guests")
@@ -59,12 +59,12 @@ def test_the_gain_with_different_images_is_held_against_thirteen(normal_s: float
     assert (row.ratio, row.verdict.value) == (normal_s / 10, verdict)
 
 
-def test_a_gain_needs_both():
+def test_gain_needs_both_outcomes():
     found = s2_many.rows("Figure 11", s2_many.DIFFERENT, _boots(acstor=10.0))
     assert _row(found, "HDD, 16 guests").ours is None
 
 
-def test_the_baseline_that_was_measured_twice_is_a_pair():
+def test_baseline_that_was_measured_twice_is_a_pair():
     outcomes = {
         s2_many.STEADY_CASE: {"all_s": 8.0},
         s2_many.STEADY_CASE + s2_many.AGAIN: {"all_s": 9.0},
@@ -89,7 +89,7 @@ def test_programs_and_memory_have_their_claims():
     assert [row.verdict.value for row in s2_busy.memory_rows(memory)] == ["missed", "beaten"]
 
 
-def test_the_reduction_rate_is_of_all_images_together():
+def test_reduction_rate_covers_all_images_together():
     one = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 25.0}
     two = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 15.0}
     found = s2_catalogue.rows({"Debian 12": one, "Debian 13": two})
@@ -98,7 +98,7 @@ def test_the_reduction_rate_is_of_all_images_together():
     assert _row(found, "mean length").ours == pytest.approx(20.0)
 
 
-def test_overhead_is_held_against_ten_percent():
+def test_overhead_is_compared_with_ten_percent():
     took_s = {s2_overhead.PLAIN: 2.0, s2_overhead.BARE: 2.4, s2_overhead.MIRROR: 2.1}
     outcome = {
         f"{way}, {order}": {"s": seconds}
@@ -110,7 +110,7 @@ def test_overhead_is_held_against_ten_percent():
     assert [round(row.ratio, 2) for row in rows] == [1.05, 1.2] * 2
 
 
-def test_databases_are_held_against_each_other_by_all_their_guests():
+def test_databases_are_compared_by_the_mean_of_their_guests():
     tps = {s2_overhead.PLAIN: (80.0, 100.0, 90.0), s2_overhead.MIRROR: (70.0, 95.0, 96.0)}
     outcomes = {
         f"{way}, guest {number}": {"tps": rate}
@@ -123,7 +123,7 @@ def test_databases_are_held_against_each_other_by_all_their_guests():
     assert s2_overhead.database_pairs(outcomes) == {s2_overhead.PLAIN: [80.0, 100.0, 90.0]}
 
 
-def test_what_copies_read_grows_with_guests():
+def test_bytes_read_by_copies_grow_with_guests():
     outcomes = {
         s2_volumes.volume_name(count, True): {"device": {"read_bytes": count * 60e6}}
         for count in (1, 4)
@@ -132,7 +132,7 @@ def test_what_copies_read_grows_with_guests():
     assert (row.ratio, row.verdict) == (4.0, experiment.Verdict.REACHED)
 
 
-def test_a_replay_reads_and_writes_what_was_recorded(tmp_path):
+def test_replay_reads_and_writes_the_recorded_requests(tmp_path):
     image, own, ops = (tmp_path / name for name in ("image", "own", "ops.json"))
     image.write_bytes(bytes(8192))
     own.touch()

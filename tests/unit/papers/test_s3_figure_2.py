@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases and rows of S3's figures, from outcomes made by hand."""
+"""Cases and rows of S3's figures, from handmade outcomes."""
 
 import pytest
 from matplotlib import figure
@@ -33,7 +33,7 @@ def played(hosts: int, mean_s: float, source: float = 1.0) -> experiment.Outcome
 
 
 def outcomes_of(scale: experiment.Scale) -> dict[str, experiment.Outcome]:
-    """Return outcomes of all cases: direct takes 4 s a host, and each group apart 4 s."""
+    """Return outcomes of all cases: direct takes 4 s per host, and each separate group 4 s."""
     found: dict[str, experiment.Outcome] = {}
     for case in figure_2.cases(scale):
         if case.name.startswith("direct"):
@@ -72,7 +72,7 @@ def test_splits_that_do_not_divide_the_hosts_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("scale", experiment.Scale)
-def test_gain_is_that_of_the_most_hosts(scale: experiment.Scale) -> None:
+def test_gain_is_computed_for_the_most_hosts(scale: experiment.Scale) -> None:
     rows = list(s3_rows.rows(outcomes_of(scale)))
     half, *with_ring = rows_by(rows, "Figure 2(c)")
     assert half.ratio == pytest.approx(8.4 / 4.1, abs=1e-3)
@@ -89,12 +89,12 @@ def test_reduction_is_a_share_of_the_direct_time() -> None:
     assert (simple.is_headline, content.is_headline) == (False, True)
 
 
-def test_mirrored_splits_stand_beside_theirs() -> None:
+def test_mirrored_splits_are_paired() -> None:
     rows = rows_by(list(s3_rows.rows(outcomes_of(WHOLE))), "Figure 2(d)")
     assert [row.what.split()[0] for row in rows] == ["0", "4", "8", "12", "16"]
 
 
-def test_source_gives_maps_beside_chunks() -> None:
+def test_bytes_of_the_source_beyond_chunks_are_explained() -> None:
     outcomes = outcomes_of(WHOLE)
     outcomes["16 hosts, 4 at Repo-1"]["content"] = {**played(16, 4.1), "source_ratio": 1.1}
     rows = rows_by(list(s3_rows.rows(outcomes)), "Figure 3")
@@ -103,14 +103,14 @@ def test_source_gives_maps_beside_chunks() -> None:
     assert row.because.startswith("0.10 packages of it are no chunks")
 
 
-def test_table_2_has_each_way_and_split_and_the_direct_one_once() -> None:
+def test_table_2_has_each_method_and_split_and_the_direct_one_once() -> None:
     rows = rows_by(list(s3_rows.rows(outcomes_of(WHOLE))), "Table II")
     assert len(rows) == 7
     assert all(row.goal and row.better is experiment.Better.LESS for row in rows)
 
 
 @pytest.mark.parametrize("left_out", [case.name for case in figure_2.cases(WHOLE)])
-def test_missing_case_takes_its_rows_along_and_no_others(left_out: str) -> None:
+def test_missing_case_removes_only_its_own_rows(left_out: str) -> None:
     outcomes = outcomes_of(WHOLE)
     all_rows = len(s3_rows.rows(outcomes))
     del outcomes[left_out]
@@ -118,20 +118,20 @@ def test_missing_case_takes_its_rows_along_and_no_others(left_out: str) -> None:
     figure_2.draw(figure.Figure(), outcomes)
 
 
-def test_nothing_run_gives_no_rows() -> None:
+def test_no_outcomes_give_no_rows() -> None:
     for one in s3.PAPER.experiments:
         assert list(one.rows({})) == []
         assert one.pairs({}) == {}
 
 
-def test_direct_way_is_the_pair() -> None:
+def test_direct_method_is_the_pair() -> None:
     assert figure_2.pairs(outcomes_of(QUICK)) == {"direct": [16.0, 16.0]}
     outcomes = outcomes_of(WHOLE)
     del outcomes["direct, again"]
     assert figure_2.pairs(outcomes) == {}
 
 
-def test_cost_is_that_of_the_means() -> None:
+def test_cost_is_the_ratio_of_the_means() -> None:
     turns = {
         "turn 1": {"simple": played(8, 5.0), "content": played(8, 5.2)},
         "turn 2": {"simple": played(8, 5.0), "content": played(8, 5.0)},
@@ -142,14 +142,14 @@ def test_cost_is_that_of_the_means() -> None:
     assert "differ by 4 %" in row.because.replace("4%", "4 %")
 
 
-def test_unpacking_is_held_against_the_ways_that_were_run() -> None:
+def test_unpacking_is_compared_with_the_methods_that_ran() -> None:
     content = {"hosts": 4, "mean_s": 5.0}
     assert s3_unpack.rows({"direct": {"hosts": 4, "mean_s": 15.0}}) == []
     [row] = s3_unpack.rows({"content": content, "direct": {"hosts": 4, "mean_s": 15.0}})
     assert row.ratio == 3.0
 
 
-def test_rows_beyond_the_paper_come_one_by_one() -> None:
+def test_rows_beyond_the_paper_are_independent() -> None:
     ways = {"simple": played(8, 16.0, 4.0), "content": played(8, 5.0)}
     names = [row.ratio for row in s3_beyond.rows({s3_beyond.FOUR: ways})]
     assert names == [pytest.approx(3.2), pytest.approx(4.0)]

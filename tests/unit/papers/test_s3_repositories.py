@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages stand for the paper's by their sizes alone, and every repository has the common one."""
+"""Packages represent the paper's by size alone, and every repository has the common one."""
 
 import pytest
 
@@ -23,19 +23,19 @@ def test_sizes_are_those_of_the_archives() -> None:
     assert repositories.sizes_in(SHOWN) == {"ant": 2161096, "git": 7260000}
 
 
-def test_no_package_stands_for_two_of_the_papers() -> None:
+def test_chosen_packages_are_distinct() -> None:
     sizes = {f"p{n}": 12_000_000 + n for n in range(len(repositories.PAPER_MB))}
     found = repositories.chosen(sizes)
     assert sorted(found) == sorted(repositories.PAPER_MB)
     assert sorted(found.values()) == sorted(sizes)
 
 
-def test_too_few_packages_are_a_reason_not_to_run() -> None:
+def test_too_few_packages_stop_the_run() -> None:
     with pytest.raises(harness.CannotRun, match="apt knows only ant"):
         repositories.chosen({"ant": 1})
 
 
-def test_both_repositories_have_the_common_package_and_nothing_else_in_common() -> None:
+def test_repositories_have_only_the_common_package_in_common() -> None:
     first, second = (set(contents) for contents in repositories.CONTENTS)
     assert first & second == {repositories.COMMON}
     assert first | second == set(repositories.PAPER_MB)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tables alone say that a remap moves, and who gave what between two looks."""
+"""Effects of a remap by the tables alone, and the hosts' sent chunks between two samples."""
 
 from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
@@ -28,7 +28,7 @@ def maps():
     ]
 
 
-def test_images_have_two_thirds_in_common_at_other_offsets():
+def test_images_share_two_thirds_of_their_chunks_at_other_offsets():
     images = s4_real_remap.contents()
     chunks = [[data[at : at + CHUNK] for at in range(0, len(data), CHUNK)] for data in images]
     common = set.intersection(*map(set, chunks))
@@ -37,7 +37,7 @@ def test_images_have_two_thirds_in_common_at_other_offsets():
     assert len({tuple(one.index(part) for part in common) for one in chunks}) == len(images)
 
 
-def test_what_moves_is_a_miss_unless_the_new_home_has_the_content():
+def test_moved_chunk_is_a_miss_unless_its_new_home_has_the_content():
     found = {
         names: s4_real_remap.expected(maps(), [table(1, 100), table(2, 10)], names())
         for names in (place_identity.ByPlace, place_identity.ByOid, identity.ByContent)
@@ -64,7 +64,7 @@ def status(served, source, home):
     return {"exchange": exchange, "fetched": tally}
 
 
-def test_who_gave_is_what_counters_grew_by():
+def test_sent_chunks_are_the_growth_of_the_counters():
     before = [status(5, 5, 0), status(1, 0, 3)]
     after = [status(8, 7, 0), status(2, 0, 7)]
     found = s4_real_remap.given(before, after, busy=[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of S4's experiments on real agents, from outcomes made by hand."""
+"""Rows of S4's experiments on real agents, from handmade outcomes."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def headline(rows):
 @pytest.mark.parametrize(
     ("acstor_s", "verdict"), [(4.0, Verdict.BEATEN), (5.0, Verdict.REACHED), (9.0, Verdict.MISSED)]
 )
-def test_gain_is_the_collaborative_time_over_ours(acstor_s, verdict):
+def test_gain_is_the_collaborative_time_divided_by_ours(acstor_s, verdict):
     outcomes = {
         s4_real_traffic.COLLABORATIVE: traffic_of(13.0),
         s4_real_traffic.ACSTOR: traffic_of(acstor_s),
@@ -54,7 +54,7 @@ def test_gain_is_the_collaborative_time_over_ours(acstor_s, verdict):
     assert row.ratio == 13.0 / acstor_s and row.verdict is verdict
 
 
-def test_why_the_gain_is_missed_names_the_bound_of_the_same_run():
+def test_reason_of_a_missed_gain_names_the_bound_of_the_same_run():
     outcomes = {
         s4_real_traffic.COLLABORATIVE: traffic_of(12.0, limit_s=5.0),
         s4_real_traffic.ACSTOR: traffic_of(9.0, limit_s=6.0),
@@ -63,7 +63,7 @@ def test_why_the_gain_is_missed_names_the_bound_of_the_same_run():
     assert because.startswith("2.18 is the most") and "1.50 times as long" in because
 
 
-def test_each_way_that_was_run_has_its_row_and_others_have_none():
+def test_only_methods_that_ran_have_rows():
     both = {
         s4_real_traffic.COLLABORATIVE: traffic_of(12.0),
         s4_real_traffic.ACSTOR: traffic_of(6.0, cv=0.6),
@@ -76,18 +76,18 @@ def test_each_way_that_was_run_has_its_row_and_others_have_none():
     assert cv.verdict is Verdict.BEATEN
 
 
-def test_without_both_ways_there_is_no_gain():
+def test_gain_needs_both_methods():
     (row,) = s4_real_rows.traffic_rows({s4_real_traffic.ACSTOR: traffic_of(6.0)})
     assert row.ours is None
     assert s4_real_rows.traffic_pairs({}) == {}
 
 
-def test_lower_bounds_of_all_ways_are_a_pair():
+def test_lower_bounds_of_all_methods_are_a_pair():
     outcomes = {"a": traffic_of(6.0, 5.0), "b": traffic_of(6.0, 6.0)}
     assert s4_real_rows.traffic_pairs(outcomes) == {"alone from the source": [5.0, 6.0]}
 
 
-def test_names_that_moved_without_a_miss_are_what_content_avoids():
+def test_content_addressing_avoids_misses_of_moved_names():
     outcomes = {
         "by place": remap_of(40),
         "by OID": remap_of(30),
@@ -102,18 +102,18 @@ def test_names_that_moved_without_a_miss_are_what_content_avoids():
     assert pays.ratio == 2.0 and pays.verdict is Verdict.BEATEN
 
 
-def test_remap_that_moved_nothing_has_no_share_of_it():
+def test_remap_without_moves_has_no_ratio():
     rows = s4_real_rows.remap_rows({"by OID": remap_of(0, moved=0)})
     assert [row.ratio for row in rows if "misses after" in row.what] == [None]
 
 
-def test_policy_stands_beside_what_the_core_foresees():
+def test_policy_is_compared_with_the_prediction_of_the_core():
     (row,) = s4_real_rows.policy_rows({"LRU": {"reads": 200, "hits": 50, "foreseen_hits": 52}})
     assert row.ours == 25 and row.baseline == 26
 
 
 @pytest.mark.parametrize("one", s4_real.EXPERIMENTS, ids=lambda one: one.key)
-def test_experiment_has_cases_and_copes_with_no_outcomes(one):
+def test_experiment_has_cases_and_accepts_no_outcomes(one):
     assert one.cases(experiment.Scale.WHOLE)
     names = [case.name for case in one.cases(experiment.Scale.WHOLE)]
     assert len(set(names)) == len(names)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of S4's page from small outcomes that are made up, and from none."""
+"""Rows of S4's page from small handmade outcomes, and from none."""
 
 import pickle
 
@@ -30,13 +30,13 @@ def find(rows: object, *words: str) -> experiment.Row:
 
 
 @SILENT
-def test_rows_cope_with_nothing(one: experiment.Experiment) -> None:
+def test_rows_accept_no_outcomes(one: experiment.Experiment) -> None:
     assert all(isinstance(row, experiment.Absent) or row.compared is None for row in one.rows({}))
 
 
 @SILENT
 @pytest.mark.parametrize("scale", experiment.Scale)
-def test_cases_have_names_of_their_own(one: experiment.Experiment, scale: experiment.Scale) -> None:
+def test_cases_have_unique_names(one: experiment.Experiment, scale: experiment.Scale) -> None:
     names = [case.name for case in one.cases(scale)]
     assert len(names) == len(set(names))
     quick = {case.name for case in one.cases(experiment.Scale.QUICK)}
@@ -53,7 +53,7 @@ def at(mean: int, cv: float, times_s: dict[str, float]) -> experiment.Outcomes:
     return {f"{mean} MB/s, CV {cv:g}, {policy}": boot(s) for policy, s in times_s.items()}
 
 
-def test_the_gain_is_held_against_the_bound_of_the_same_run() -> None:
+def test_gain_is_compared_with_the_bound_of_the_same_run() -> None:
     outcomes = {
         **at(40, 0.4, {"none": 80, "local": 40, "collaborative": 20, "acstor": 20}),
         **at(70, 1.2, {"none": 82, "local": 41, "collaborative": 32, "acstor": 20, "bound": 16}),
@@ -61,7 +61,7 @@ def test_the_gain_is_held_against_the_bound_of_the_same_run() -> None:
     rows = s4_boots.GRID.rows(outcomes)
     most = find(rows, "where it gains most")
     assert (most.ratio, most.verdict) == (20 / 32, Verdict.MISSED)
-    assert "33%" in most.because  # (20 - 14) / (32 - 14): what guests wait
+    assert "33%" in most.because  # (20 - 14) / (32 - 14): the guests' wait
     assert find(rows, "where it gains least").ratio == 1.0
     gain = find(rows, "sooner than collaborative")
     assert (gain.ratio, gain.verdict) == (1.6, Verdict.MISSED)
@@ -71,7 +71,7 @@ def test_the_gain_is_held_against_the_bound_of_the_same_run() -> None:
     assert find(rows, "boot time of none under").ratio == 82 / 80
 
 
-def test_slopes_are_from_the_fewest_guests_to_the_most() -> None:
+def test_slopes_are_computed_from_the_fewest_to_the_most_guests() -> None:
     outcomes = {
         f"CV 1.2, {guests}, {policy}": boot(s)
         for guests, policy, s in (
@@ -86,7 +86,7 @@ def test_slopes_are_from_the_fewest_guests_to_the_most() -> None:
     assert find(rows, "CV 0.4").ours is None
 
 
-def test_lambda_counts_where_something_moves() -> None:
+def test_lambda_matters_only_if_vnodes_move() -> None:
     outcomes = {
         f"mean 70 MB/s, CV 1.2, {factor:g}, paper": boot(s, remaps=1)
         for factor, s in ((1, 20.0), (3, 22.0))
@@ -116,12 +116,12 @@ def test_throughput_is_compared_under_uneven_traffic() -> None:
     assert find(rows, "video server, collaborative").ours is None
 
 
-def test_what_lacks_its_baseline_is_no_figure() -> None:
+def test_missing_baseline_gives_no_figure() -> None:
     rows = s4_throughput.THROUGHPUT.rows({"web server, 5, acstor": {"mb_s": 1800.0}})
     assert all(row.compared is None and row.verdict is Verdict.SHOWN for row in rows)  # type: ignore
 
 
-def test_the_order_of_figure_11_takes_ties() -> None:
+def test_order_of_figure_11_accepts_ties() -> None:
     good = {"none": 65.0, "local": 60.0, "collaborative": 20.0, "acstor": 20.01}
     wrong = {"none": 60.0, "local": 65.0, "collaborative": 30.0, "acstor": 20.0}
     outcomes = {
@@ -136,7 +136,7 @@ def test_the_order_of_figure_11_takes_ties() -> None:
     assert find(rows, "fastest of the four").ours == 1.0
 
 
-def test_the_cv_is_that_of_the_first_20_seconds_of_booting() -> None:
+def test_cv_covers_the_first_20_seconds_of_booting() -> None:
     before, after = [0.4] * 3, [9.0]
     outcomes = {
         "CV 1.2, 0, acstor": {"cvs": [*before, 0.5, 0.5, 0.5, 0.5, *after]},
@@ -148,7 +148,7 @@ def test_the_cv_is_that_of_the_first_20_seconds_of_booting() -> None:
     assert find(rows, "swings").ours == 0.0
 
 
-def test_misses_are_what_the_storage_gave_again() -> None:
+def test_misses_are_repeated_reads_of_the_storage() -> None:
     still = {"boot_s": 15.0, "storage": 20, "peer": 940, "busy_mb": 160.0, "busy_hosts": 5}
     moved = {"boot_s": 14.0, "storage": 50, "peer": 950, "busy_mb": 16.0, "busy_hosts": 5}
     outcomes = {"acstor": {"later": moved}, "acstor-still": {"later": still}}
@@ -159,7 +159,7 @@ def test_misses_are_what_the_storage_gave_again() -> None:
     assert find(rows, "acstor: what left").ratio == 0.1
 
 
-def test_tables_are_measured_and_pictures_of_pairs_too() -> None:
+def test_tables_and_pictures_of_pairs_are_measured() -> None:
     outcomes = {
         case.name: case.run(print) for case in s4_overhead.TABLES.cases(experiment.Scale.QUICK)
     }
@@ -171,7 +171,7 @@ def test_tables_are_measured_and_pictures_of_pairs_too() -> None:
     assert 1 / 20 < row.compared < 1  # type: ignore[operator]
 
 
-def test_a_cache_with_less_room_hits_less_often() -> None:
+def test_smaller_cache_has_fewer_hits() -> None:
     hits = {
         share: s4_cache._hits("lru", share, "boots", 4, print)["hits"] for share in (0.25, 0.5, 1.1)
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in step: who is named to whom, who is a parent, and for which chunks it is asked."""
+"""Hosts in lockstep: referrals, predecessors, and the chunks requested from predecessors."""
 
 import types
 
@@ -40,15 +40,15 @@ def machine():
 
 
 def behind(host):
-    """Return the other hosts in their cyclic order, the one that comes after a host first."""
+    """Return the other hosts in cyclic order, starting after a host."""
     others = [ids.HostId(f"h{n}") for n in range(1, 9) if f"h{n}" != host]
     return sorted(others, key=lambda other: lockstep.distance(ids.HostId(host), other))
 
 
-# Who is named
+# Referrals
 
 
-def test_who_asked_lately_and_stands_nearest_before_a_peer_is_named(machine):
+def test_nearest_recent_requester_before_a_peer_is_its_referral(machine):
     first, second, third, *_ = behind(HERE)
     numbers = [machine.chunk_of(HERE, skip) for skip in range(4)]
     machine.cache.update(chunk(n).cid for n in numbers)
@@ -65,7 +65,7 @@ def test_who_asked_lately_and_stands_nearest_before_a_peer_is_named(machine):
 @pytest.mark.parametrize(
     "why", [*("it is far", "it was long ago", "no queues", "it was let down", "it is left out")]
 )
-def test_nobody_is_named(machine, why):
+def test_no_referral_is_sent(machine, why):
     first, second, *_ = behind(HERE)
     numbers = [machine.chunk_of(HERE, skip) for skip in range(40)]
     machine.cache.update(chunk(n).cid for n in numbers)
@@ -83,11 +83,11 @@ def test_nobody_is_named(machine, why):
     assert not any(isinstance(answer, actions.SendReferral) for answer in machine.answers())
 
 
-# Who is asked
+# Requests to predecessors
 
 
 def learn(machine):
-    """Have a host named that stands before this one; return it and a chunk for which it was."""
+    """Have a predecessor of this host referred; return it and a chunk of that referral."""
     parent = behind(HERE)[-1]
     number = machine.chunk_of(behind(HERE)[-3])
     machine.request_chunks([chunk(number)], Priority.GUEST, "learns")
@@ -97,14 +97,14 @@ def learn(machine):
     return parent, number
 
 
-def test_parent_is_asked_unless_the_home_stands_between(machine):
+def test_predecessor_gets_requests_unless_the_home_is_between(machine):
     parent, _ = learn(machine)
     for home in behind(HERE):
         number = machine.chunk_of(home, 1)
         machine.request_chunks([chunk(number)], Priority.GUEST, number)
         mode = Mode.HOME if home == parent else Mode.HELD
         assert machine.asks() == {parent: [(number, mode)]}
-    nearer = behind(HERE)[-2]  # it is none, seen from here
+    nearer = behind(HERE)[-2]  # seen from here it is farther away
     number = machine.chunk_of(behind(HERE)[-4], 2)
     machine.request_chunks([chunk(number)], Priority.GUEST, number)
     machine.peer_referred(parent, machine.attempt().number, (nearer,))
@@ -113,7 +113,7 @@ def test_parent_is_asked_unless_the_home_stands_between(machine):
     assert machine.asks() == {parent: [(number, Mode.HELD)]}
 
 
-def test_chunk_of_a_home_behind_the_parent_is_asked_of_the_home(machine):
+def test_chunk_whose_home_is_nearer_than_the_predecessor_is_read_from_it(machine):
     parent, far = behind(HERE)[-1], behind(HERE)[-3]
     number = machine.chunk_of(behind(HERE)[-5])
     machine.request_chunks([chunk(number)], Priority.GUEST, "learns")
@@ -123,7 +123,7 @@ def test_chunk_of_a_home_behind_the_parent_is_asked_of_the_home(machine):
     assert machine.asks() == {parent: [(number, Mode.HOME)]}
 
 
-def test_whom_a_tree_names_is_no_parent(machine):
+def test_host_of_a_referral_tree_is_no_predecessor(machine):
     parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
     machine.request_chunks([chunk(number)], Priority.GUEST, "tree")
     machine.peer_referred(
@@ -133,7 +133,7 @@ def test_whom_a_tree_names_is_no_parent(machine):
     assert not len(machine.core.context.lockstep.predecessors)
 
 
-def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
+def test_predecessor_with_repeated_misses_is_avoided_for_a_while(machine):
     parent, _ = learn(machine)
     for skip in range(1, 1 + lockstep.MAX_MISSES):
         number = machine.chunk_of(behind(HERE)[-3], skip)
@@ -148,7 +148,7 @@ def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
     assert len(table) == 1
 
 
-def test_parent_that_gives_nothing_for_long_is_none(machine):
+def test_predecessor_that_sends_nothing_expires(machine):
     parent, _ = learn(machine)
     home = behind(HERE)[-3]
     table = machine.core.context.lockstep.predecessors
@@ -157,7 +157,7 @@ def test_parent_that_gives_nothing_for_long_is_none(machine):
     assert not len(table)
 
 
-def test_what_is_known_is_bounded():
+def test_state_is_bounded():
     queues = types.SimpleNamespace(has_met_queue=lambda now: True)
     steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, queues)
     for n in range(lockstep.IMAGES + 5):
@@ -169,10 +169,10 @@ def test_what_is_known_is_bounded():
     assert len(steps.in_step(IMAGE, ids.HostId("x"), 0, 0.0)) == lockstep.HOSTS
 
 
-# What is asked for too soon
+# Early requests
 
 
-def test_what_guests_here_are_about_to_read_is_waited_for(machine):
+def test_request_waits_for_a_chunk_that_local_guests_are_about_to_read(machine):
     machine.request_chunks([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
     assert not machine.last
@@ -182,20 +182,20 @@ def test_what_guests_here_are_about_to_read_is_waited_for(machine):
     assert [answer.data for answer in machine.answers()] == [data_of(2)]
 
 
-def test_it_is_not_waited_for_for_long(machine):
+def test_wait_for_a_chunk_of_local_guests_is_bounded(machine):
     machine.request_chunks([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
     machine.wait(learned_ring.AWAITED_S + peer_requests.CHECK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
-    assert len(machine.core) == 1  # what the guest reads
-    machine.ask_me("h3", machine.request(3, "h3", Mode.HELD))  # and now he reads no more
+    assert len(machine.core) == 1  # the guest's read
+    machine.ask_me("h3", machine.request(3, "h3", Mode.HELD))  # the guest has stopped reading
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
 
 
-# Places that are left to others
+# Upload slots
 
 
-def test_who_took_the_last_place_has_none_before_another_has_one(machine):
+def test_upload_slots_go_to_receivers_in_turn(machine):
     assert machine.core.requests.uploads.slots.count == upload_scheduler.FEW
     machine.cache.update(chunk(n).cid for n in range(8))
     asked = [machine.request(n, "h2", Mode.HELD_ONLY) for n in range(3)]
@@ -204,11 +204,11 @@ def test_who_took_the_last_place_has_none_before_another_has_one(machine):
     machine.ask_me("h3", *(machine.request(n, "h3", Mode.HELD_ONLY) for n in range(3, 5)))
     assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h3", "h2"]
     machine.now += 0.03
-    machine.answers_delivered(["h2"])  # all that it had has arrived
+    machine.answers_delivered(["h2"])  # all its chunks have arrived
     assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h2", "h3"]
 
 
-def test_without_the_variant_one_receiver_may_have_all_places():
+def test_one_receiver_may_take_all_slots_without_the_variant():
     machine = one_machine.Machine()
     machine.cache.update(chunk(n).cid for n in range(8))
     machine.core.requests.uploads.slots.count = upload_scheduler.FEW
@@ -216,11 +216,11 @@ def test_without_the_variant_one_receiver_may_have_all_places():
     assert len(machine.answers()) == upload_scheduler.FEW
 
 
-# Who is named alone
+# Single referrals
 
 
 @pytest.mark.parametrize("policy", [engine_lockstep.Lockstep, learned_ring.LearnedRing])
-def test_only_one_of_a_tree_is_not_named_alone(policy):
+def test_single_referral_also_names_the_home_in_the_variant(policy):
     machine = one_machine.Machine(lockstep=policy)
     number, other = (machine.chunk_of(HERE, skip) for skip in range(2))
     machine.cache.update((chunk(number).cid, chunk(other).cid))
@@ -229,10 +229,10 @@ def test_only_one_of_a_tree_is_not_named_alone(policy):
         machine.ask_me(host, machine.request(wanted, host))
     (referred,) = machine.answers()
     assert referred.hosts == (("h2", HERE) if policy.learns_ring else ("h2",))
-    assert peer_wire.encode(peer_wire.Refer(0, referred.hosts))  # it refuses who is named twice
+    assert peer_wire.encode(peer_wire.Refer(0, referred.hosts))  # it refuses duplicates
 
 
-def test_who_names_itself_last_is_asked_again_once(machine):
+def test_host_that_refers_to_itself_last_is_asked_once_more(machine):
     parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
     home = machine.home_of(number)
     machine.request_chunks([chunk(number)], Priority.GUEST, "tree")

@@ -22,7 +22,7 @@ class Reader(prefetch_reader.PrefetchReader):
         super().__init__(make, chunks)
 
     def read(self, *chunk_nos: int) -> list[int]:
-        """Read; return what that made room for."""
+        """Read; return the chunks that are prefetched then."""
         for chunk_no in chunk_nos:
             if not self.states.can_happen(chunk_no, E.GUEST_READ):
                 self.prefetcher.fetched_on_demand(chunk_no)
@@ -30,19 +30,19 @@ class Reader(prefetch_reader.PrefetchReader):
         return self.prefetcher.take_candidates(MANY)
 
 
-def test_limit_zero_never_prefetches_and_none_always():
+def test_limit_zero_prefetches_nothing_and_no_limit_everything():
     assert Reader(limit=0).advertise(*range(100)) == []
     reader = Reader(limit=None)
     assert [reader.advertise(n) for n in range(600)] == [[n] for n in range(600)]
 
 
-def test_batch_passes_as_a_whole_since_only_what_has_arrived_counts():
+def test_batch_passes_completely_because_only_arrived_chunks_count():
     reader = Reader(limit=4)
     assert reader.advertise(*range(10)) == [*range(10)]
     assert reader.advertise(10) == []
 
 
-def test_held_back_chunk_is_prefetched_when_it_is_advertised_anew_and_not_before():
+def test_held_back_chunk_is_prefetched_only_when_it_is_advertised_again():
     reader = Reader(limit=2)
     reader.advertise(0, 1)
     assert reader.advertise(2) == [] == reader.read(0)
@@ -51,7 +51,7 @@ def test_held_back_chunk_is_prefetched_when_it_is_advertised_anew_and_not_before
     assert reader.advertise(2) == [2]
 
 
-def test_limit_of_held_back_chunks_that_were_missed_reactivates():
+def test_misses_of_held_back_chunks_reactivate_the_prefetcher():
     reader = Reader(limit=3)
     reader.advertise(*range(100, 103))
     for chunk_no in range(3):
@@ -63,21 +63,21 @@ def test_limit_of_held_back_chunks_that_were_missed_reactivates():
     assert reader.advertise(9) == [9]
 
 
-def test_chunk_that_nobody_advertised_reactivates_nothing():
+def test_misses_of_unadvertised_chunks_do_not_reactivate_the_prefetcher():
     reader = Reader(limit=2)
     reader.advertise(100, 101)
     reader.read(*range(50))
     assert reader.prefetcher.reactivations == 0 and reader.advertise(60) == []
 
 
-def test_what_waits_for_a_place_is_not_fetched_twice_if_a_guest_comes_first():
+def test_queued_chunk_is_not_fetched_again_after_a_guest_read_it():
     reader = Reader()
     for chunk_no in (5, 6):
         reader.prefetcher.chunk_advertised(chunk_no)
     assert reader.read(5) == [6]
 
 
-def test_places_are_given_in_the_order_of_the_advertisements():
+def test_slots_are_assigned_in_the_order_of_advertisements():
     reader = Reader()
     for chunk_no in (9, 3, 7, 3):
         reader.prefetcher.chunk_advertised(chunk_no)
@@ -87,7 +87,7 @@ def test_places_are_given_in_the_order_of_the_advertisements():
     ]
 
 
-def test_what_is_remembered_is_bounded():
+def test_state_is_bounded():
     reader = Reader(limit=1, held_limit=3)
     assert reader.advertise(*range(5)) == [2, 3, 4]
     reader.advertise(*range(10, 20))
@@ -99,7 +99,7 @@ def test_what_is_remembered_is_bounded():
     st.lists(st.tuples(st.sampled_from("arwe"), st.integers(0, 30)), max_size=150),
 )
 @pytest.mark.parametrize("batch", [1, 4])
-def test_nothing_is_asked_for_that_is_here_and_nothing_beyond_the_limit(batch, limit, steps):
+def test_local_chunks_and_chunks_beyond_the_limit_are_not_requested(batch, limit, steps):
     reader = Reader(31, limit)
     states, prefetcher = reader.states, reader.prefetcher
     for what, chunk_no in steps:

@@ -8,7 +8,7 @@ from acstor_policies import topologies
 HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 
 
-def test_ring_has_two_neighbours_and_they_are_each_others():
+def test_ring_gives_each_host_two_mutual_neighbours():
     for count in range(2, 9):
         hosts = HOSTS[:count]
         told = {host: ring_view.on_ring(hosts, host, {}) for host in hosts}
@@ -18,11 +18,11 @@ def test_ring_has_two_neighbours_and_they_are_each_others():
     assert ring_view.on_ring(HOSTS, "h3", {}) == ("h4", "h2")
 
 
-def test_full_is_everybody_else():
+def test_full_topology_contains_all_other_hosts():
     assert set(topologies.all_hosts(HOSTS, "h3", {})) == set(HOSTS) - {"h3"}
 
 
-def test_nearest_are_of_the_same_rack_then_the_same_site_then_close_on_the_ring():
+def test_nearest_prefers_the_rack_then_the_site_then_the_ring():
     racks = ["s1/r1", "s1/r2", "s2/r1", "s1/r1", "s1/r2", "s2/r1", "s1/r1", "s1/r2", "s2/r1"]
     places = {host: f"{rack}/{host}" for host, rack in zip(HOSTS, racks, strict=True)}
     nearest = topologies.nearest(HOSTS, "h0", places, count=8)
@@ -37,7 +37,7 @@ def test_nearest_without_locations_are_the_nearest_on_the_ring():
 
 
 @pytest.mark.parametrize("topology", [ring_view.on_ring, topologies.nearest, topologies.all_hosts])
-def test_host_that_is_alone_or_not_on_the_ring_tells_nobody(topology):
+def test_single_or_unknown_host_has_no_neighbours(topology):
     assert topology(["h1"], "h1", {}) == ()
     assert topology(HOSTS, "x", {}) == ()
     assert topology([], "h1", {}) == ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vNavigator's units as what to fetch ahead: whole zones, each once, where reads are dense."""
+"""vNavigator's units as a read-ahead policy: whole zones, each once, in densely read areas."""
 
 import random
 
@@ -17,19 +17,19 @@ READS = st.lists(
 )
 
 
-def test_unit_is_the_zone_that_is_read_and_its_next_neighbour():
+def test_unit_is_the_read_zone_and_the_next_one():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
     assert ahead.record_read(10 * ZONE + 4096, 4096, 0.0) == (10 * ZONE, 12 * ZONE)
 
 
-def test_next_unit_brings_only_what_was_not_asked_for():
+def test_next_unit_requests_only_new_zones():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
     ahead.record_read(10 * ZONE, 4096, 0.0)
     assert ahead.record_read(11 * ZONE, 4096, 0.001) == (12 * ZONE, 13 * ZONE)
     assert ahead.record_read(9 * ZONE, 4096, 0.002) == (9 * ZONE, 10 * ZONE)
 
 
-def test_zone_that_is_read_less_than_others_brings_nothing():
+def test_sparsely_read_zone_starts_no_read_ahead():
     ahead = unit_readahead.UnitReadahead(8 * MIB)
     for number in range(20):
         ahead.record_read(number * 4096, 4096, 0.0)
@@ -37,17 +37,17 @@ def test_zone_that_is_read_less_than_others_brings_nothing():
 
 
 @pytest.mark.parametrize(("offset", "length", "limit"), [(0, 4096, 0), (0, 0, MIB)])
-def test_nothing_is_fetched_when_it_is_off_or_nothing_is_read(offset, length, limit):
+def test_empty_read_or_disabled_read_ahead_requests_nothing(offset, length, limit):
     assert unit_readahead.UnitReadahead(limit).record_read(offset, length, 0.0) == (0, 0)
 
 
-def test_limit_bounds_what_one_read_brings_to_whole_zones():
+def test_limit_is_rounded_to_whole_zones():
     assert unit_readahead.UnitReadahead(ZONE + 1).record_read(0, 4096, 0.0) == (0, ZONE)
-    assert unit_readahead.UnitReadahead(1).record_read(0, 4096, 0.0) == (0, ZONE)  # less is no unit
+    assert unit_readahead.UnitReadahead(1).record_read(0, 4096, 0.0) == (0, ZONE)  # rounded up
 
 
 @given(READS)
-def test_no_zone_is_asked_for_twice(reads):
+def test_no_zone_is_requested_twice(reads):
     ahead, now_s, asked = unit_readahead.UnitReadahead(8 * MIB), 0.0, []
     for offset, length, pause_s in reads:
         now_s += pause_s
@@ -58,7 +58,7 @@ def test_no_zone_is_asked_for_twice(reads):
     assert len(asked) == len(set(asked))
 
 
-def test_memory_is_bounded_whatever_is_read():
+def test_memory_is_bounded():
     ahead, rng = unit_readahead.UnitReadahead(8 * MIB), random.Random(1)
     for number in range(5000):
         ahead.record_read(rng.randrange(1 << 44), 4096, number * 0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants as an agent finds them: by the entry points of the distribution acstor-policies."""
+"""Variants as an agent loads them: by the entry points of the distribution acstor-policies."""
 
 import pathlib
 import tomllib
@@ -49,7 +49,7 @@ def test_each_variant_is_an_entry_point():
     assert found == {str(name): place for name, place in at.items()}
 
 
-def test_each_variant_changes_policies_of_its_kind_alone():
+def test_each_variant_changes_only_policies_of_its_kind():
     usual = policies.Policies()
     changed = {kind: set() for kind in policies.Policies._fields}
     for variant in Variant:
@@ -59,7 +59,7 @@ def test_each_variant_changes_policies_of_its_kind_alone():
     assert changed == KINDS
 
 
-def test_exchange_gets_the_policies_that_are_its_own():
+def test_exchange_gets_its_own_policies():
     made = settings.exchange_settings(
         own(
             "no-hedges", "no-source-first", "no-copy-hints", "ring", "homes-keep", "advertise-full"
@@ -102,7 +102,7 @@ def test_variants_that_change_one_policy_differently_are_refused(both):
         settings.load_policies(own(*both))
 
 
-def test_variants_that_change_one_policy_alike_go_together():
+def test_variants_that_change_one_policy_alike_can_be_combined():
     assert policies.load(("homes-keep", "no-prefetch", "no-read-ahead")).homes_keep
 
 

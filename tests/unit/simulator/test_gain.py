@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud would gain: a few numbers in; a table, JSON and a page out."""
+"""Estimate of a cloud's gain: parameters in; a table, JSON and a page out."""
 
 import html.parser
 import json
@@ -29,7 +29,7 @@ def told() -> dict[str, html_report.StrategyResult]:
 
 
 class Links(html.parser.HTMLParser):
-    """Notes the tags of a page, and whatever it would load."""
+    """Collects the tags of a page, and the resources that it would load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def test_nova_copies_the_image_to_each_host_before_it_boots(
     assert nova.login_s[0] == pytest.approx(nova.first_s[0] + SMALL.boot_s, rel=0.01)
 
 
-def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
+def test_acstor_reads_the_store_about_once_and_no_guest_waits_for_a_copy(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
     acstor, alone, nova = (told[policy].estimate for policy in ("today", "alone", "nova"))
@@ -64,7 +64,7 @@ def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
     assert acstor.whole_s is not None and acstor.whole_s > 60, "a minute after the boot"
 
 
-def test_each_host_has_all_of_the_image_in_the_end(
+def test_each_host_has_the_complete_image_at_the_end(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
     results = {policy: one.result for policy, one in told.items()}
@@ -73,7 +73,7 @@ def test_each_host_has_all_of_the_image_in_the_end(
     assert all(result.unbooted == 0 for result in results.values())
 
 
-def test_no_link_carries_more_than_it_can_in_its_busiest_second(
+def test_no_link_exceeds_its_rate_in_its_busiest_second(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
     for one in told.values():
@@ -82,19 +82,19 @@ def test_no_link_carries_more_than_it_can_in_its_busiest_second(
         assert sum(one.result.storage_rates) <= one.result.storage_bytes * 1.000001
 
 
-def test_servers_of_a_rush_are_in_all_racks() -> None:
+def test_simultaneous_servers_are_spread_over_all_racks() -> None:
     few = gain_estimate.CloudParameters(hosts=40, racks=4, at_once=4, image_gb=0.1)
     assert gain_estimate.simulate(few, "nova").used == (1, 4, 4)
 
 
-def test_who_does_not_boot_in_time_is_told_and_not_left_out() -> None:
+def test_server_that_does_not_boot_in_time_is_reported() -> None:
     ended = gain_estimate.simulate(SMALL, "nova", longest_s=5.0)
     found = gain_estimate.estimate_gain(SMALL, ended)
     assert (found.unbooted, found.login_s[0], found.whole_s) == (8, float("inf"), None)
     assert "not in 12 h" in str(html_report.result_rows([html_report.StrategyResult(found, ended)]))
 
 
-def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
+def test_page_has_numbers_pictures_and_limits_without_external_resources(
     told: dict[str, html_report.StrategyResult],
 ) -> None:
     text = html_report.make_page(SMALL, list(told.values()))
@@ -111,7 +111,7 @@ def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
         assert all(html_report.html.escape(cell) in text for cell in (name, *cells))
 
 
-def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
+def test_terminal_shows_a_table_and_files_have_page_and_picture(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = tmp_path / "gain.html", tmp_path / "gain.png"
@@ -126,7 +126,7 @@ def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
     assert files[1].read_bytes().startswith(b"\x89PNG")
 
 
-def test_machines_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main([*GAIN, "--at-once", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["policy"] for one in found["policies"]] == list(gain_estimate.POLICY_TITLES)
@@ -148,7 +148,7 @@ def test_machines_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> No
         (["--output", "/nowhere/gain.html"], "name a file in a folder that is there"),
     ],
 )
-def test_who_gives_wrong_numbers_is_told_the_right_ones(
+def test_error_of_invalid_numbers_names_valid_ones(
     wrong: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -158,13 +158,13 @@ def test_who_gives_wrong_numbers_is_told_the_right_ones(
 
 
 @pytest.mark.parametrize("figure", model_validation.FIGURES, ids=lambda figure: figure.what)
-def test_model_says_what_the_page_says_that_it_says(figure: model_validation.Measurement) -> None:
+def test_documented_figures_equal_those_of_the_model(figure: model_validation.Measurement) -> None:
     result: simulation.Result = gain_estimate.simulate(figure.parameters, figure.policy)
     assert figure.of(result) == pytest.approx(figure.modelled, rel=0.005)
     assert abs(figure.relative_error) < 0.2
 
 
-def test_document_shows_what_the_command_prints_today() -> None:
+def test_document_shows_the_present_output_of_the_command() -> None:
     text = (pathlib.Path(__file__).parents[3] / "doc/source/user/does_it_pay.txt").read_text()
     asked = gain_estimate.CloudParameters()
     for line in (*html_report.cloud_text(asked), html_report.cache_size_text(asked)):

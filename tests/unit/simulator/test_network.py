@@ -8,7 +8,7 @@ CHUNK = 64 * 1024
 
 
 def run(*sendings: tuple[list[network.NetworkLink], float]) -> list[float]:
-    """Send one chunk along each way, beginning at its time; return when each was there."""
+    """Send one chunk along each path, starting at its time; return the arrival times."""
     agenda = network.EventQueue()
     arrived = [0.0] * len(sendings)
 
@@ -21,7 +21,7 @@ def run(*sendings: tuple[list[network.NetworkLink], float]) -> list[float]:
     return arrived
 
 
-def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
+def test_simultaneous_events_run_in_the_order_of_scheduling() -> None:
     agenda, seen = network.EventQueue(), list[str]()
     agenda.schedule_after(1.0, seen.append, "first")
     agenda.schedule_after(1.0, seen.append, "second")
@@ -30,7 +30,7 @@ def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
     assert seen == ["first", "second", "third"]
 
 
-def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
+def test_event_that_stops_the_queue_is_the_last_one() -> None:
     agenda, seen = network.EventQueue(), list[str]()
     agenda.schedule_after(1.0, agenda.stop)
     agenda.schedule_after(1.0, seen.append, "too late")
@@ -38,17 +38,17 @@ def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
     assert (seen, agenda.now) == ([], 1.0)
 
 
-def test_chunk_takes_its_bytes_over_the_rate_that_others_leave() -> None:
+def test_chunk_takes_its_bytes_divided_by_the_free_rate() -> None:
     link = network.NetworkLink("a", 10 * MB, others=6 * MB)
     assert run(([link], 0.0)) == [pytest.approx(CHUNK / (4 * MB))]
 
 
-def test_traffic_of_others_never_takes_the_whole_link() -> None:
+def test_background_traffic_never_takes_the_whole_link() -> None:
     link = network.NetworkLink("a", 10 * MB, others=50 * MB)
     assert run(([link], 0.0)) == [pytest.approx(CHUNK / (10 * MB * network.MIN_CHUNK_SHARE))]
 
 
-def test_way_is_as_fast_as_its_slowest_link_and_not_the_sum() -> None:
+def test_path_is_as_fast_as_its_slowest_link() -> None:
     way = [
         network.NetworkLink("a", 100 * MB),
         network.NetworkLink("b", 10 * MB),
@@ -58,7 +58,7 @@ def test_way_is_as_fast_as_its_slowest_link_and_not_the_sum() -> None:
     assert CHUNK / (10 * MB) <= took < 1.05 * CHUNK / (10 * MB)
 
 
-def test_chunks_leave_a_link_one_after_the_other_in_the_order_they_came() -> None:
+def test_chunks_leave_a_link_in_order_of_arrival() -> None:
     link = network.NetworkLink("a", 10 * MB)
     one_s = CHUNK / (10 * MB)
     assert run(([link], 0.0), ([link], 0.001), ([link], 0.002)) == [

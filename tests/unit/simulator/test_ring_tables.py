@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product's rules decide whom the simulated hosts ask."""
+"""The product's rules decide on the requests of simulated hosts."""
 
 import collections
 from typing import NamedTuple
@@ -21,7 +21,7 @@ COLLECTION_S = 5.0
 
 
 class Empty(NamedTuple):
-    """A host that holds nothing."""
+    """A host without chunks."""
 
     cache: tuple[ids.Cid, ...] = ()
 
@@ -42,7 +42,7 @@ def upstreams(table: hash_ring.Ring, cid: ids.Cid, home: int) -> list[int]:
 
 
 def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:
-    """Let all hosts tell that the chunks of one rack take ten times as long as others."""
+    """Let all hosts report that chunks of one rack take ten times as long as others."""
     hosts = range(TREE.shape.host_count)
     for collection in range(first, first + times):
         figures = [
@@ -62,7 +62,7 @@ def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:
         of.end_collection(collection, figures, COLLECTION_S)
 
 
-def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself() -> None:
+def test_slow_rack_gets_fewer_requests_of_other_racks_and_serves_itself() -> None:
     of = make_table()
     collect(of, 3)
     assert (of.ring.threshold, of.ring.outer_threshold) == (1, hash_ring.MAX_THRESHOLD)
@@ -76,7 +76,7 @@ def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself(
     assert placement == set(TREE.hosts_within(reader, 1)), "those of its own rack ask it as ever"
 
 
-def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:
+def test_outer_home_requests_only_from_the_storage() -> None:
     of = make_table()
     collect(of, 6)
     for cid in CIDS:
@@ -88,7 +88,7 @@ def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:
 def tell(
     of: ring_tables.TrafficTable, busy: int, times: int, first: int = 1
 ) -> list[hash_ring.Ring]:
-    """Let one host tell that its link is full; return what was published."""
+    """Let one host report a full link; return the published tables."""
     full = int(TREE.shape.host_rate * COLLECTION_S)
     made = []
     for collection in range(first, first + times):
@@ -104,7 +104,7 @@ def tell(
     return [table for table in made if table is not None]
 
 
-def test_printed_rules_give_as_many_vnodes_as_equation_1_says() -> None:
+def test_printed_rules_give_the_vnodes_of_equation_1() -> None:
     table = ring_tables.PrintedTable(TREE, collections.defaultdict(Empty), 2.0)
     [made] = tell(table, busy=3, times=4)
     exact = vnode_counts.equation_1(
@@ -114,7 +114,7 @@ def test_printed_rules_give_as_many_vnodes_as_equation_1_says() -> None:
     assert table.remaps == 1
 
 
-def test_printed_rules_know_no_groups_and_keep_requests_beneath_busy_switches() -> None:
+def test_printed_rules_use_no_groups_and_keep_requests_below_busy_switches() -> None:
     tree = topology.Tree(TREE.shape)
     table = ring_tables.PrintedTable(tree, collections.defaultdict(Empty), 1.67)
     assert (table.ring.threshold, table.ring.outer_threshold) == (None, None)

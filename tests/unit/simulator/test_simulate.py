@@ -27,13 +27,13 @@ TINY = [
 ]
 
 
-def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_all_policies(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(TINY) == 0
     table = capsys.readouterr().out
     assert all(policy in table for policy in simulation.POLICIES)
 
 
-def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main([*TINY, "--json", "--policy", "local"]) == 0
     [result] = json.loads(capsys.readouterr().out)["results"]
     assert (result["policy"], len(result["boot_s"])) == ("local", 3)
@@ -43,7 +43,7 @@ def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
     "wrong",
     [["--guests", "0"], ["--cv", "-1"], ["--mean", "nan"], ["--reach", "2"], ["--pods", "x"]],
 )
-def test_wrong_numbers_are_refused_by_name(
+def test_invalid_numbers_are_refused_by_name(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -52,7 +52,7 @@ def test_wrong_numbers_are_refused_by_name(
     assert wrong[0] in capsys.readouterr().err
 
 
-def test_figure_leaves_a_picture_and_its_numbers(
+def test_figure_command_writes_a_picture_and_its_numbers(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = boot_traces.Sizes(stored=10_000_000, data=20_000_000)

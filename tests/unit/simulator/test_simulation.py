@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What S4 found, on clouds small enough for a unit test; the product's cores decide here."""
+"""S4's results on clouds small enough for a unit test, decided by the product's cores."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ UNEVEN = dataclasses.replace(
     SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=40
 )
 simulate = functools.cache(simulation.simulate)
-"""Several tests look at one run, which is the same each time."""
+"""Several tests use one deterministic run."""
 
 
 def test_same_seed_gives_the_same_run() -> None:
@@ -33,7 +33,7 @@ def test_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("policy", simulation.POLICIES)
-def test_every_guest_boots_and_none_faster_than_it_thinks(policy: str) -> None:
+def test_every_guest_boots_and_none_faster_than_its_think_time(policy: str) -> None:
     seen: list[int] = []
     result = simulation.simulate(SMALL, policy, seen.append)
     assert (len(result.boot_s), result.unbooted, seen) == (24, 0, list(range(1, 25)))
@@ -54,7 +54,7 @@ def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
     assert read["collaborative"] == read["acstor"] == different
 
 
-def test_traffic_that_overloads_hosts_moves_their_share_and_boots_guests_sooner() -> None:
+def test_overload_moves_vnodes_and_shortens_boots() -> None:
     still, moved = (simulate(UNEVEN, policy) for policy in ("collaborative", "acstor"))
     assert still.remaps == 0
     assert moved.remaps >= 1
@@ -74,7 +74,7 @@ NARROW = simulation.Scenario(
 
 
 @pytest.mark.parametrize("reach", [1, 5])
-def test_on_a_tree_with_narrow_links_acstor_is_no_slower_than_any_other_policy(reach: int) -> None:
+def test_acstor_is_no_slower_than_other_policies_on_narrow_links(reach: int) -> None:
     scenario = dataclasses.replace(NARROW, reach=reach)
     boot_s = {policy: simulate(scenario, policy).mean_boot_s for policy in simulation.BOOTING}
     assert boot_s["acstor"] <= 1.005 * min(boot_s.values()), boot_s
@@ -88,16 +88,16 @@ def test_storage_is_read_once_for_all_racks() -> None:
     assert read["collaborative"] > 1.9 * read["acstor"], "once for each of two pods, and once"
 
 
-def test_rings_that_only_say_which_ways_out_are_slow_are_no_remaps() -> None:
+def test_tables_that_only_report_slow_links_are_no_remaps() -> None:
     assert simulate(NARROW, "acstor-still").remaps == 0, "of two rings that are published"
 
 
-def test_even_traffic_moves_nothing() -> None:
+def test_even_traffic_causes_no_remap() -> None:
     result = simulate(dataclasses.replace(SMALL, mean=40e6), "acstor")
     assert result.remaps == 0
 
 
-def test_guests_that_begin_after_the_traffic_find_warm_caches() -> None:
+def test_guests_that_start_after_the_traffic_find_warm_caches() -> None:
     scenario = dataclasses.replace(UNEVEN, warm_s=40.0)
     still = simulate(scenario, "collaborative").later
     moved = simulate(scenario, "acstor")
@@ -109,19 +109,19 @@ def test_guests_that_begin_after_the_traffic_find_warm_caches() -> None:
     assert moved.later.busy_hosts == still.busy_hosts > 0
 
 
-def test_without_a_warm_time_nothing_is_later() -> None:
+def test_no_warm_time_gives_no_later_result() -> None:
     assert simulate(SMALL, "local").later is None
 
 
 @pytest.mark.parametrize("workload", workloads.WORKLOADS)
-def test_a_workload_is_read_by_every_guest_and_faster_from_other_hosts(workload: str) -> None:
+def test_workload_is_read_by_every_guest_and_faster_from_peers(workload: str) -> None:
     scenario = dataclasses.replace(SMALL, workload=workload, common=0.0)
     found = {policy: simulate(scenario, policy) for policy in ("none", "collaborative")}
     assert found["none"].storage_chunks == 24 * SMALL.chunks
     assert found["collaborative"].throughput > found["none"].throughput
 
 
-def test_lambda_changes_nothing_but_with_the_rules_as_printed() -> None:
+def test_lambda_matters_only_with_the_printed_rules() -> None:
     found = {
         policy: {
             simulate(dataclasses.replace(UNEVEN, factor=factor), policy).mean_boot_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated hosts do what the product's machine says, and nothing of their own."""
+"""Simulated hosts do exactly the actions of the product's core."""
 
 import dataclasses
 import typing
@@ -74,7 +74,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_rule_that_is_broken_in_the_core_is_seen_in_the_simulator(
+def test_broken_rule_of_the_core_shows_in_the_simulator(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = topology.Shape(2, 2, 2, edge_rate=topology.GBIT / 20)
@@ -84,16 +84,16 @@ def test_rule_that_is_broken_in_the_core_is_seen_in_the_simulator(
     assert simulation.simulate(busy, "acstor").storage_chunks > well.storage_chunks
 
 
-def test_shells_do_whatever_the_core_may_say() -> None:
+def test_simulated_hosts_handle_every_action_of_the_core() -> None:
     every = set(typing.get_args(actions.Action))
     simulated = next(iter(make_world().hosts.values()))
-    # Who knows all images looks nothing up, and who is honest is not dropped.
+    # A host that knows all images looks nothing up, and an honest one is not dropped.
     assert simulated._doing.keys() == every - {actions.LookUpContents, actions.CloseConnection}
     swarm = transfer_world.World(1, 1, 1)
     assert swarm.add(swarm.names[0])._doing.keys() == every
 
 
-def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_advertises_its_chunks_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[actions.ForwardAnnouncement] = []
     monkeypatch.setattr(
         cloud.SimulatedHost, "_forward_announcement", lambda host, told: heard.append(told)
@@ -109,7 +109,7 @@ def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch
     assert not heard
 
 
-def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> None:
+def test_prefetch_of_neighbours_chunks_grows_with_its_hits() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
     second.attach_image(IMAGE)
@@ -123,14 +123,14 @@ def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> No
     assert prefetching.states.unmatched == prefetching.states.in_flight == 0
 
 
-def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() -> None:
+def test_failed_prefetch_is_requested_again_for_a_guest() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
     second.attach_image(IMAGE)
     told = one_machine.announced(*IMAGE.chunks)
     second.run_actions(
         second.core.announcement_received(world.now, first.name, told, [], [])
-    )  # which is not true
+    )  # a false advertisement
     world.agenda.run(5.0)
     [prefetching] = second.images.values()
     assert (prefetching.prefetched, prefetching.states.in_flight) == (0, 0)
@@ -138,7 +138,7 @@ def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() 
     read_all(world, second)
 
 
-def test_options_of_acstor_are_what_agents_have_by_default() -> None:
+def test_settings_of_acstor_are_the_defaults_of_agents() -> None:
     conf = cfg.ConfigOpts()
     agent_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
@@ -149,7 +149,7 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
     assert policies.POLICIES["acstor"].may_refer == agent_settings.load_policies(own).may_refer
 
 
-def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() -> None:
+def test_sender_of_wrong_bytes_is_backed_off_and_the_chunk_read_elsewhere() -> None:
     world = make_world()
     reader, liar, *_ = world.hosts.values()
     liar.outgoing_answers = lambda host, answers: [  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() ->
     assert all(data == cid for cid, data in reader.cache.items())
 
 
-def test_host_that_cannot_be_reached_is_passed_over() -> None:
+def test_unreachable_host_is_skipped() -> None:
     world = make_world()
     reader, lost, *_ = world.hosts.values()
     del world.hosts[lost.name]
@@ -188,7 +188,7 @@ def test_timers_are_late_by_the_lag_at_most_and_never_early(
     assert all(0 <= now - due_s <= Watched.lag_s + 1e-9 for due_s, now in ticks)
 
 
-def test_messages_take_no_room_on_links_and_chunks_do() -> None:
+def test_only_chunks_use_link_capacity() -> None:
     world = make_world()
     reader, *others = world.hosts.values()
     read_all(world, reader)
@@ -199,7 +199,7 @@ def test_messages_take_no_room_on_links_and_chunks_do() -> None:
     assert world.counts.storage == len(IMAGE.chunks), "each once, whoever was its home"
 
 
-def test_time_of_guests_who_waited_is_told_by_who_gave_it() -> None:
+def test_waits_of_guests_are_reported_by_sender() -> None:
     world = make_world()
     reader, *others = world.hosts.values()
     read_all(world, reader)
@@ -210,10 +210,10 @@ def test_time_of_guests_who_waited_is_told_by_who_gave_it() -> None:
     assert reader.pop_waits() == {}
 
 
-def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
+def test_abandoned_request_counts_time_without_bytes() -> None:
     world = make_world()
     reader, other, *_ = world.hosts.values()
-    other.receive = lambda *what: None  # type: ignore[method-assign]  # it is frozen
+    other.receive = lambda *what: None  # it is frozen
     read_all(world, reader)
     timed = reader.pop_waits()[other.name]
     assert (timed.received, reader.core.counters.hedges > 0) == (0, True)
@@ -221,7 +221,7 @@ def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
 
 
 @pytest.mark.parametrize("policy", ["local", "collaborative"])
-def test_baselines_have_nothing_that_the_papers_have_not(policy: str) -> None:
+def test_baselines_use_only_features_of_the_papers(policy: str) -> None:
     world = make_world(policy)
     reader, other, *_ = world.hosts.values()
     read_all(world, reader)

@@ -10,7 +10,7 @@ IMAGE = boot_traces.make_traced_image(0, 256, 0.0, seed=1)
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_a_guest_reads_whole_files_of_its_image(name: str) -> None:
+def test_guest_reads_whole_files_of_its_image(name: str) -> None:
     shape = workloads.WORKLOADS[name]
     task = workloads.task(name, IMAGE, 128, random.Random(1))
     numbers = [read.chunk.offset // boot_traces.CHUNK_BYTES for read in task.reads]
@@ -20,7 +20,7 @@ def test_a_guest_reads_whole_files_of_its_image(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
-def test_what_stays_on_the_host_takes_the_time_of_its_disk(name: str) -> None:
+def test_local_bytes_take_the_time_of_the_disk(name: str) -> None:
     shape = workloads.WORKLOADS[name]
     task = workloads.task(name, IMAGE, 128, random.Random(1))
     read_bytes = task.used_bytes / (1 + shape.local)
@@ -29,7 +29,7 @@ def test_what_stays_on_the_host_takes_the_time_of_its_disk(name: str) -> None:
     assert sum(read.think_s for read in task.reads) >= 0.99 * local_s
 
 
-def test_a_web_server_reads_at_a_steady_pace_and_a_proxy_does_not() -> None:
+def test_web_server_reads_at_a_steady_rate_and_a_proxy_does_not() -> None:
     def pauses_s(name: str) -> list[float]:
         reads = workloads.task(name, IMAGE, 256, random.Random(1)).reads
         return [read.think_s for read in reads][:: workloads.WORKLOADS[name].file_chunks]
@@ -39,7 +39,7 @@ def test_a_web_server_reads_at_a_steady_pace_and_a_proxy_does_not() -> None:
     assert proxy[len(proxy) // 2] < 0.01 < proxy[-1]
 
 
-def test_a_boot_is_the_boot_of_the_image() -> None:
+def test_boot_workload_uses_the_reads_of_the_image() -> None:
     task = workloads.task(workloads.BOOT, IMAGE, 7, random.Random(1))
     assert task.reads is IMAGE.reads
     assert task.used_bytes == 256 * boot_traces.CHUNK_BYTES
