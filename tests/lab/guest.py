@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest: QEMU on one disk, inside a host's namespace, watched through its serial console.
+"""A guest: QEMU on one disk in a host's namespace, observed by its serial console.
 
-The rule: what is said about a guest comes from the guest (its console) or from
-QEMU's monitor, never from the fact that a process exists.
+Results about a guest come from its console or from QEMU's monitor, never from the existence of a
+process.
 
-Hardware virtualization is used only where the processor has it.  A ``/dev/kvm``
-alone proves nothing: under a paravirtual one stock kernels do not boot.
+KVM is used only if the processor itself virtualizes.  A ``/dev/kvm`` is no proof: stock kernels
+do not boot under a paravirtual one.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _MARKER = re.compile(rb"%s ([^\r\n]*)[\r\n]" % guest_files.MARKER.encode())
 
 
 def accelerator() -> str:
-    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation)."""
+    """Return "kvm" if the processor virtualizes, else "tcg" (software emulation)."""
     has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
     return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
 
@@ -44,9 +44,9 @@ def accelerator() -> str:
 def make_overlay(
     overlay: pathlib.Path, backing: str | pathlib.Path, backing_format: str, size_bytes: int
 ) -> pathlib.Path:
-    """Make the guest's own disk: an empty qcow2 over ``backing``, a file or a URL.
+    """Make the guest's disk: an empty qcow2 over ``backing``, a file or a URL.
 
-    The backing is not opened here, so it costs no byte of anybody's link.
+    It does not open the backing file, so it causes no traffic.
     """
     layers = ["-f", "qcow2", "-F", backing_format, "-b", backing]
     runs.tool(["qemu-img", "create", "-q", "-u", *layers, overlay, str(size_bytes)])
@@ -55,9 +55,9 @@ def make_overlay(
 
 @dataclasses.dataclass
 class Milestones:
-    """When a guest got where, in seconds after QEMU was started; None: not yet.
+    """Times of a guest's boot, in seconds after the start of QEMU; None: not yet.
 
-    The last two are the guest's own count of what it read of its disk.
+    ``read_requests`` and ``read_bytes`` are the guest's own counters of its disk.
     """
 
     first_line_s: float | None = None
@@ -73,13 +73,13 @@ class Milestones:
 
     @property
     def stage(self) -> str:
-        """Where the guest is, in words."""
+        """The current stage of the boot, in words."""
         if self.first_line_s is None:
             return "boot loader"
         return "kernel" if self.login_s is None else "login"
 
     def read(self, text: bytes, now_s: float) -> None:
-        """Take note of what ``text``, all of the console, shows at ``now_s``."""
+        """Update the times by ``text``, the whole console, read at ``now_s``."""
         if self.first_line_s is None and _FIRST_LINE.search(text):
             self.first_line_s = now_s
         if self.login_s is None and _LOGIN.search(text):
@@ -93,11 +93,11 @@ class Milestones:
 
 
 class Guest:
-    """Context manager: QEMU runs on ``disk`` until the block ends.
+    """Context manager: QEMU with ``disk``, running for the block.
 
     :param disk: a qcow2 file, usually from :func:`make_overlay`, or one of another ``disk_format``
-    :param cache: QEMU's cache mode of the disk; Nova takes "none" where the file system
-        can O_DIRECT, else "writeback"
+    :param cache: QEMU's cache mode of the disk; Nova uses "none" if the file system supports
+        O_DIRECT, else "writeback"
     :param aio: "threads", "native" (needs cache "none") or "io_uring"
     """
 
@@ -139,11 +139,11 @@ class Guest:
         return self._folder / "console.log"
 
     def __enter__(self) -> Self:
-        """Start QEMU; does not wait for anything."""
+        """Start QEMU, without waiting."""
         self._folder.mkdir()
         self._started_s = time.monotonic()
         with (self._folder / "qemu.log").open("wb") as out:
-            # Sockets by names relative to the folder: a long path does not fit in a socket address.
+            # Sockets have names relative to the folder: a socket address holds no long path.
             self._process = self.host.popen(
                 self._argv(), cwd=self._folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
@@ -156,7 +156,7 @@ class Guest:
 
     @property
     def pid(self) -> int:
-        """QEMU's process.
+        """QEMU's pid.
 
         :raises errors.Unusable: it was not started
         """
@@ -165,11 +165,11 @@ class Guest:
         return self._process.pid
 
     def ended(self) -> int | None:
-        """Return how QEMU ended, as its process says; None if it has not."""
+        """Return QEMU's exit status, None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def ended_in(self, deadline_s: float) -> bool:
-        """Wait for QEMU's end; say whether it came."""
+        """Wait for QEMU's end; return whether it ended."""
         try:
             if self._process is not None:
                 self._process.wait(deadline_s)
@@ -178,12 +178,12 @@ class Guest:
         return True
 
     def console_text(self) -> str:
-        """Return all that the guest has written on its serial console."""
+        """Return all output of the guest on its serial console."""
         text = self._log.read_bytes() if self._log.exists() else b""
         return text.decode(errors="replace").replace("\r", "")
 
     def poll(self) -> Milestones:
-        """Look at the console; return what has been reached.
+        """Read the console; return the times so far.
 
         :raises errors.Unusable: QEMU has ended, or has paused the guest because a read or a
             write of its disk failed
@@ -205,7 +205,7 @@ class Guest:
     def wait_booted(self, deadline_s: float = BOOT_DEADLINE_S) -> Milestones:
         """Wait for the login prompt and the marker.
 
-        :raises errors.Unusable: QEMU ended, or it took too long; shows the console's end
+        :raises errors.Unusable: QEMU ended, or it took too long; has the console's end
         """
         end = time.monotonic() + deadline_s
         while not self.poll().is_booted:
@@ -215,7 +215,7 @@ class Guest:
         return self.milestones
 
     def failure(self, why: str) -> errors.Unusable:
-        """Return an error that says ``why``, QEMU's words and the end of the console."""
+        """Return an error with ``why``, QEMU's output and the end of the console."""
         log = self._folder / "qemu.log"
         words = log.read_text(errors="replace").strip() if log.exists() else ""
         tail = "\n".join(self.console_text().splitlines()[-25:])
@@ -224,15 +224,15 @@ class Guest:
         )
 
     def monitor(self, command: str) -> Any:
-        """Give QEMU's monitor a command without arguments and return its answer.
+        """Send a command without arguments to QEMU's monitor and return its answer.
 
-        ``monitor("query-status")["status"]`` is "running", or "io-error" where a failed read
-        or write has paused the guest; ``monitor("cont")`` lets it go on.
+        ``monitor("query-status")["status"]`` is "running", or "io-error" if a failed read
+        or write has paused the guest; ``monitor("cont")`` resumes it.
         """
         return console.monitor(self._folder / "monitor.sock", command)
 
     def shell(self, command: str, deadline_s: float = 60.0) -> str:
-        """Run one line of shell in the guest, as root, and return its output.
+        """Run one shell line in the guest as root and return its output.
 
         :raises errors.Unusable: it failed, or took too long
         """
@@ -242,9 +242,9 @@ class Guest:
             return line.run(command)
 
     def check_progress(self, deadline_s: float = 60.0) -> None:
-        """Check that the guest lives: QEMU says "running" and the guest reads its disk.
+        """Check that QEMU reports "running" and that the guest reads its disk.
 
-        :raises errors.Unusable: says what it does instead, with the console's end
+        :raises errors.Unusable: has the actual state, with the console's end
         """
         status = self.monitor("query-status")["status"]
         if status != "running":
@@ -255,7 +255,7 @@ class Guest:
             raise self.failure("it answers but has read nothing of its disk")
 
     def reads(self) -> int:
-        """Return how many reads QEMU has done for the guest's disk."""
+        """Return the number of QEMU's reads for the guest's disk."""
         devices: Sequence[dict[str, Any]] = self.monitor("query-blockstats")
         return sum(int(device["stats"]["rd_operations"]) for device in devices)
 
@@ -265,12 +265,12 @@ def boot_all(
     deadline_s: float = BOOT_DEADLINE_S,
     watch: Callable[[Sequence[Milestones]], None] | None = None,
 ) -> list[Milestones]:
-    """Wait until every one of ``guests`` (started) has booted; ``watch`` is told all the time.
+    """Wait until all ``guests`` (started) have booted; call ``watch`` repeatedly.
 
     :raises errors.Unusable: one of them ended or took too long
     """
     end = time.monotonic() + deadline_s
-    while not all([guest.poll().is_booted for guest in guests]):  # a list: each one is looked at
+    while not all([guest.poll().is_booted for guest in guests]):  # a list: poll all
         if time.monotonic() > end:
             late = next(guest for guest in guests if not guest.milestones.is_booted)
             late.wait_booted(0)

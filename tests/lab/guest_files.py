@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the guest image has beside its packages: files, links, boot menu, what is left out."""
+"""The guest image's content besides its packages: files, links, left-out paths."""
 
 MARKER = "ACSTOR-LAB-BOOTED"
-"""Begins the line that the guest prints on its console when the boot is over."""
+"""Starts the guest's console line at the end of the boot."""
 
 MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
-"""All that the initramfs needs to find its disk; a full one is slow to unpack in emulation."""
+"""The initramfs's modules; a full initramfs is slow to unpack in emulation."""
 
 _BEFORE_LOGIN = """\
 [Service]
 ExecStartPre=-/usr/local/sbin/lab-booted
 """
-"""Part of the unit that shows the login prompt, so that the marker always comes just before it."""
+"""Part of the login prompt's unit: the marker always comes just before the prompt."""
 
-# By way of the kernel's log: a getty that starts hangs up all others that write on its line.
+# It writes to the kernel's log: a starting getty hangs up all other writers of its line.
 _BOOTED_SCRIPT = f"""\
 #!/bin/sh
 read -r uptime _ < /proc/uptime
@@ -60,7 +60,7 @@ menuentry lab {{
 
 
 def without_root_password(shadow: str) -> str:
-    """Return the text of /etc/shadow changed so that root logs in without a password."""
+    """Return the text of /etc/shadow, changed so that root logs in without a password."""
     lines = shadow.splitlines(keepends=True)
     return "".join(
         f"root::{line.split(':', 2)[2]}" if line.startswith("root:") else line for line in lines

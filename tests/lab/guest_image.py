@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest image of the lab: a real Debian (or Ubuntu) that boots from its own disk.
+"""The lab's guest image: a real Debian (or Ubuntu) that boots from its own disk.
 
-``python -m tests.lab.guest_image`` builds it, or finds it in the cache, and
-prints where it is.  The rule: the image is a function of :class:`Recipe`; it is
-cached under the hash of its recipe and appears there complete or not at all.
+``python -m tests.lab.guest_image`` builds it, or finds it in the cache, and prints its path.
+The image depends only on :class:`Recipe`, and is cached atomically under the recipe's hash.
 
-The files are copied into the image through a mounted ext4, as on any disk that
-was installed: the kernel's allocator then lets most large files begin on 64 KiB
-boundaries, which is what chunks of two images have in common.  ``mkfs.ext4 -d``
-packs them on 4 KiB ones, so it is used only where no loop device can be had;
-``layout`` in ``info.json`` says which it was ("mounted" or "packed").
+Files are copied through a mounted ext4, as on any installed disk: the kernel's allocator then
+starts most large files on 64 KiB boundaries, which is why two images have common chunks.
+``mkfs.ext4 -d`` packs them on 4 KiB boundaries, and is used only without loop devices.
+``layout`` in ``info.json`` is "mounted" or "packed".
 
-Every command that mounts, or that runs programs of the new system, does so in a
-mount and PID namespace of its own that dies with this process: nothing has to
-be cleaned up, even after SIGKILL.
+Commands that mount, or that run programs of the new system, run in a mount and PID namespace
+that ends with this process, so that nothing needs a clean-up, even after SIGKILL.
 """
 
 import dataclasses
@@ -50,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All that decides what is in the image."""
+    """The inputs of the image."""
 
     suite: str
     kernel_package: str
@@ -63,14 +60,14 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Name of the image's folder in the cache."""
+        """The image's folder name in the cache."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"guest-{self.suite}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclasses.dataclass(frozen=True)
 class GuestImage:
-    """A finished image: the same disk as raw (sparse), as qcow2, and as compressed qcow2."""
+    """A finished image: the disk as raw (sparse), qcow2, and compressed qcow2."""
 
     folder: pathlib.Path
 
@@ -81,7 +78,7 @@ class GuestImage:
 
     @property
     def qcow2(self) -> pathlib.Path:
-        """The disk as qcow2, clusters stored as they are."""
+        """The disk as qcow2 with uncompressed clusters."""
         return self.folder / "guest.qcow2"
 
     @property
@@ -91,13 +88,13 @@ class GuestImage:
 
     @property
     def info(self) -> dict[str, object]:
-        """What it was made from, how long that took, how large it is."""
+        """Its inputs, build time and sizes."""
         facts: dict[str, object] = json.loads((self.folder / "info.json").read_text())
         return facts
 
 
 def this_system() -> tuple[Recipe, str]:
-    """Return the recipe that fits this machine, and the mirror that apt uses here.
+    """Return the recipe for this machine, and the mirror that apt uses here.
 
     :raises errors.Unusable: neither Debian nor Ubuntu on x86-64, or no mirror is configured
     """
@@ -117,7 +114,7 @@ def this_system() -> tuple[Recipe, str]:
 
 
 def mirror_of(suite: str) -> str:
-    """Return the URL of the mirror from which apt takes ``suite`` on this machine."""
+    """Return the URL of apt's mirror for ``suite`` on this machine."""
     lines = runs.tool(
         ["apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages"]
     ).splitlines()
@@ -138,9 +135,9 @@ def _command(
     deadline_s: float = DEBOOTSTRAP_DEADLINE_S,
     say_every_s: float = SAY_EVERY_S,
 ) -> None:
-    """Run a command in a room of its own; its output goes to a log, the last line is said.
+    """Run a command in new namespaces; log its output and report its last line.
 
-    :param room: the command that makes the room
+    :param room: the command that makes the namespaces
     :raises subprocess.TimeoutExpired: it took longer
     """
     log = folder / "build.log"
@@ -167,7 +164,7 @@ def _wait(
     deadline_s: float,
     say_every_s: float,
 ) -> int:
-    """Wait for a process and say now and then what it logged last; return its status."""
+    """Wait for a process, report its last log line regularly; return its status."""
     begin = time.monotonic()
     while True:
         try:
@@ -181,7 +178,7 @@ def _wait(
 
 
 def _install(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> pathlib.Path:
-    """Make the new system's files below ``folder``, as packages leave them."""
+    """Install the new system's packages below ``folder``."""
     root = folder / "root"
     include = ",".join((recipe.kernel_package, *recipe.packages))
     _command(
@@ -193,7 +190,7 @@ def _install(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> pat
 
 
 def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Say) -> None:
-    """Write our files, leave out what a guest does not need, make the small initramfs."""
+    """Write our files, delete unneeded ones, make the small initramfs."""
     for name, text in recipe.files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +215,7 @@ def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Sa
 
 
 def _put_boot_loader(raw: pathlib.Path, folder: pathlib.Path) -> None:
-    """Put GRUB where the BIOS and its own boot sector look for it: sector 0, and 1 onwards."""
+    """Install GRUB for the BIOS: boot sector in sector 0, core from sector 1."""
     core = folder / "core.img"
     prefix = "(hd0,msdos1)/boot/grub"
     runs.tool(["grub-mkimage", "-O", "i386-pc", "-p", prefix, "-o", core, *GRUB_MODULES])
@@ -232,7 +229,7 @@ def _put_boot_loader(raw: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _begin_disk(raw: pathlib.Path, size_bytes: int, folder: pathlib.Path) -> None:
-    """Make a disk of one partition that the BIOS boots from; there is no file system on it."""
+    """Make a BIOS-bootable disk with one partition without a file system."""
     with raw.open("wb") as disk:
         disk.truncate(size_bytes)
     start = PARTITION_OFFSET_BYTES // SECTOR_BYTES
@@ -241,7 +238,7 @@ def _begin_disk(raw: pathlib.Path, size_bytes: int, folder: pathlib.Path) -> Non
 
 
 def _mkfs(raw: pathlib.Path, size_bytes: int, root: pathlib.Path | None = None) -> None:
-    """Make the file system; with ``root``, of the files below it."""
+    """Make the file system; with ``root``, containing the files below it."""
     blocks = f"{(size_bytes - PARTITION_OFFSET_BYTES) // 1024}k"
     mkfs = ["mkfs.ext4", "-q", "-F", "-L", "root", "-E", f"offset={PARTITION_OFFSET_BYTES}"]
     runs.tool([*mkfs, *(("-d", root) if root else ()), raw, blocks])
@@ -250,9 +247,9 @@ def _mkfs(raw: pathlib.Path, size_bytes: int, root: pathlib.Path | None = None) 
 def make_packed_disk(
     raw: pathlib.Path, size_bytes: int, root: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    """Make a disk of the files below ``root``, which boots by their /boot/grub/grub.cfg.
+    """Make a bootable disk of the files below ``root``, with /boot/grub/grub.cfg.
 
-    :param folder: where files lie meanwhile
+    :param folder: for temporary files
     :raises errors.Unusable: a tool is missing or fails
     """
     _begin_disk(raw, size_bytes, folder)
@@ -277,7 +274,7 @@ def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Sa
 
 
 def _build(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> None:
-    """Fill ``folder`` with a finished image."""
+    """Build an image in ``folder``."""
     if shutil.disk_usage(folder).free < NEEDED_BYTES:
         raise errors.Unusable(str(folder), f"building needs {NEEDED_BYTES // MIB} MiB of space")
     begin = time.monotonic()
@@ -307,12 +304,12 @@ def _build(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> None:
 
 
 def ensure(say: Say = print, changed: Callable[[Recipe], Recipe] | None = None) -> GuestImage:
-    """Return the guest image of this machine; build it if it is not in the cache.
+    """Return this machine's guest image; build it if it is not cached.
 
-    Of several processes one builds and the others wait.
+    Concurrent processes wait for one that builds.
 
-    :param changed: makes the recipe of another image of it
-    :raises errors.Unusable: it cannot be built here; says what is missing
+    :param changed: makes the recipe of another image from it
+    :raises errors.Unusable: it cannot be built here; has the reason
     """
     recipe, mirror = this_system()
     recipe = changed(recipe) if changed else recipe
@@ -330,7 +327,7 @@ def ensure(say: Say = print, changed: Callable[[Recipe], Recipe] | None = None) 
 
 
 def main() -> int:
-    """Build the image or find it; print its folder."""
+    """Build or find the image; print its folder."""
     if os.geteuid():
         print("the guest image can only be built by root", file=sys.stderr)
         return 1

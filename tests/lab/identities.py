@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificate authority of a run of the lab: it gives every agent its certificate.
+"""The lab's certificate authority, which issues every agent's certificate.
 
-A host that has files already, from a decision service or from a test, keeps
-them.
+A host with identity files from a decision service or a test keeps them.
 """
 
 import functools
@@ -18,7 +17,7 @@ VALID_S = 86_400
 
 @functools.cache
 def authority() -> certificates.Authority:
-    """Return the authority of all agents that this process runs."""
+    """Return the authority of all agents of this process."""
     return certificates.Authority.create("the lab", time.time(), VALID_S)
 
 
@@ -31,12 +30,12 @@ def issue(
     valid_s: int = VALID_S,
     signers: bytes = b"",
 ) -> identity_files.IdentitySet:
-    """Return what the files of a host hold.
+    """Return a host's identity files.
 
-    :param issuer: another authority than the lab's
-    :param age_s: how long ago the certificate was issued
-    :param now_s: by another clock than that of this machine
-    :param signers: the public keys that it believes
+    :param issuer: the authority; None: the lab's
+    :param age_s: age of the certificate
+    :param now_s: the current time; None: this machine's
+    :param signers: the public keys that the host trusts
     """
     issuer = issuer or authority()
     host, key = ids.parse_host_id(name), certificates.new_key()
@@ -46,7 +45,7 @@ def issue(
 
 
 def give(state_dir: pathlib.Path, name: str) -> None:
-    """Put the files of a host in its state folder, if there are none."""
+    """Write a host's identity files to its state folder, unless it has some."""
     state_dir.mkdir(parents=True, exist_ok=True)
     if not (state_dir / "identity").exists():
         identity_files.write(state_dir / "identity", issue(name))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image server of the lab: nginx in the source's namespace, serving one folder.
+"""The lab's image server: nginx in the source's namespace, serving one folder.
 
-The rule: what it says it has sent is what nginx logged, one JSON line for each
-request when that request is over; the link's own counter is the second witness.
+Sent bytes are those of nginx's log, one JSON line for each finished request; the link's counter
+confirms them.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ class Request:
 
     @property
     def span(self) -> tuple[int, int]:
-        """First byte and the byte after the last that were sent, as offsets in the file."""
+        """The sent range: offset of the first byte, and of the byte after the last."""
         first = re.match(r"bytes ([0-9]+)-", self.content_range)
         start = int(first[1]) if first else 0
         return start, start + self.body_bytes_sent
 
 
 def unique_bytes(requests: Iterable[Request]) -> int:
-    """Return how many different bytes of files were sent: those sent twice count once."""
+    """Return the number of distinct bytes sent."""
     spans = sorted((r.uri, *r.span) for r in requests if r.status in (200, 206))
     total, last_uri, reached = 0, "", 0
     for uri, start, stop in spans:
@@ -64,7 +64,7 @@ def unique_bytes(requests: Iterable[Request]) -> int:
 class ImageServer(nginx.Nginx):
     """Context manager: serves the files below ``root`` at ``url``.
 
-    :param host: the namespace it runs in; listens on that host's address only
+    :param host: the namespace it runs in; it listens on that host's address only
     """
 
     def __init__(self, host: network.Host, root: pathlib.Path) -> None:
@@ -76,7 +76,7 @@ class ImageServer(nginx.Nginx):
         self.url = f"http://{host.address}:{PORT}"
 
     def requests(self, uri_prefix: str = "/") -> Iterator[Request]:
-        """Yield the finished requests of files whose path begins with ``uri_prefix``."""
+        """Yield the finished requests whose path begins with ``uri_prefix``."""
         log = self.folder / "access.log"
         for line in log.read_text().splitlines():
             request = Request(**json.loads(line))
@@ -84,5 +84,5 @@ class ImageServer(nginx.Nginx):
                 yield request
 
     def bytes_sent(self, uri_prefix: str = "/") -> int:
-        """Return the bytes of files, headers not counted, that finished requests have sent."""
+        """Return the body bytes sent by finished requests."""
         return sum(request.body_bytes_sent for request in self.requests(uri_prefix))

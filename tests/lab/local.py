@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent on this machine's own loopback, with images in a folder: for what needs no network."""
+"""An agent on this machine's loopback with images in a folder, without a network."""
 
 import contextlib
 import pathlib
@@ -28,11 +28,11 @@ _PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
 
 
 class LocalHost(network.Host):
-    """This machine itself, as if it were a host of the lab."""
+    """This machine as a host of the lab."""
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether its processes are as any other of this machine."""
+        """Whether its processes run directly on this machine."""
         return True
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
@@ -40,7 +40,7 @@ class LocalHost(network.Host):
 
 
 class ImageFolder:
-    """Images and their chunk maps as the source ``file`` wants them."""
+    """Images and their chunk maps for the source ``file``."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         folder.mkdir()
@@ -55,7 +55,7 @@ class ImageFolder:
     ) -> ids.ImageId:
         """Write an image and its map; return the image's id.
 
-        Images of the lab share with all (``dedup_scope = cloud``) unless ``naming`` says otherwise.
+        The lab's images share chunks with all (``dedup_scope = cloud``) unless ``naming`` differs.
         """
         chosen = ids.parse_image_id(image_id or str(uuid.uuid4()))
         self.path(chosen).write_bytes(data)
@@ -64,7 +64,7 @@ class ImageFolder:
         return chosen
 
     def adopt(self, image: pathlib.Path) -> ids.ImageId:
-        """Put a copy of an image file here, sparse as it is, with its map."""
+        """Add a sparse copy of an image file, and its map."""
         chosen = ids.parse_image_id(str(uuid.uuid4()))
         runs.tool(["cp", "--sparse=always", image, self.path(chosen)])
         prehash.prehash(image, self.map_path(chosen), chosen)
@@ -73,7 +73,7 @@ class ImageFolder:
     def add_boot_image(
         self, image_id: ids.ImageId, trace: Iterable[int], revision: int = 1
     ) -> boot_image.Head:
-        """Write the boot image of an image that was added; return its head."""
+        """Write the boot image of an added image; return its header."""
         data = self.path(image_id).read_bytes()
         of_image = self.map_of(image_id)
         cut = of_image.geometry
@@ -87,11 +87,11 @@ class ImageFolder:
         return boot_image.parse_head(raw, "the boot image that was just written")
 
     def path(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where an image's bytes lie."""
+        """Return the path of an image."""
         return self.folder / f"{image_id}.raw"
 
     def boot_image_path(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where an image's boot image lies."""
+        """Return the path of an image's boot image."""
         return self.folder / f"{image_id}.acboot"
 
     def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap:
@@ -99,12 +99,12 @@ class ImageFolder:
         return chunk_map.ChunkMap.parse(self.map_path(image_id).read_bytes(), str(image_id))
 
     def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where an image's chunk map lies."""
+        """Return the path of an image's chunk map."""
         return self.folder / f"{image_id}.acmap"
 
 
 def random_bytes(length: int, seed: int = 0, zero_share: float = 0.0) -> bytes:
-    """Return bytes that do not compress, with runs of zeros of a chunk or more in between."""
+    """Return incompressible bytes, with a share of zero chunks."""
     rng = random.Random(seed)
     size = geometry.DEFAULT_CHUNK_BYTES
     parts = [
@@ -115,10 +115,10 @@ def random_bytes(length: int, seed: int = 0, zero_share: float = 0.0) -> bytes:
 
 
 def unused_port() -> int:
-    """Return a port of the loopback that nobody uses, and that this process never returns again.
+    """Return a free loopback port, never the same twice in this process.
 
-    No port that the kernel gives to outgoing connections: one of those could be taken before the
-    caller listens.
+    It is outside the ephemeral ports, which an outgoing connection could take before the caller
+    listens.
     """
     for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def agent(
     constants: tuned.Constants | None = None,
     **options: object,
 ) -> Iterator[agents.Agent]:
-    """Run an agent that reads images from a folder; options are those of [acstor_agent]."""
+    """Run an agent that reads images from a folder; options: of [acstor_agent]."""
     folder.mkdir(exist_ok=True)
     host = LocalHost(name, "", LOOPBACK, folder)
     options = {

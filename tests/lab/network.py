@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts, an image server and a switch, as network namespaces of this machine.
 
-The machine's own network is never touched: the bridge lies in a namespace of
-its own too, both ends of every link are made inside namespaces, and addresses
-exist only there.
+The machine's own network stays unchanged: the bridge is in a namespace of its own too, both
+ends of every link are made inside namespaces, and addresses exist only there.
 
 A link of R Mbit/s is a veth pair with a token bucket (tc tbf) at both ends: the
-host's end shapes what it sends (uplink), the switch's end what it receives
-(downlink).  R counts Ethernet frames, as on a real link: with an MTU of 1500 a
-TCP stream gets at most 1448 of every 1514 bytes, 95.6 % of R.
+host's end shapes its uplink, the switch's end its downlink.  R counts Ethernet frames, as on a
+real link: with an MTU of 1500 a TCP stream gets at most 1448 of every 1514 bytes, 95.6 % of R.
 
-Hosts know each other's hardware addresses from the start.  The kernel has one table of learned
-ones for all namespaces (``gc_thresh3``, 1,024), which 32 hosts that all talk with each other fill:
-packets are then dropped until others are forgotten, which no network of real hosts does.
+Hosts have static neighbour entries.  The kernel has one neighbour table for all namespaces
+(``gc_thresh3``, 1,024), which 32 hosts with full-mesh traffic would fill: it would then drop
+packets, unlike a network of real hosts.
 
-No network emulator (netem, ns-3, Mininet) is used: three commands of iproute2
-are all that is needed, and they are on every host.  A link with delay has a process that copies its
-frames in place of the veth pair (``delay_link``), since many kernels have no netem.
+No network emulator (netem, ns-3, Mininet) is used: iproute2 suffices, and every host has it.  In
+a link with delay, a process that copies frames replaces the veth pair (``delay_link``), since
+many kernels have no netem.
 """
 
 import contextlib
@@ -42,8 +40,10 @@ DEFAULT_MTU = 1500
 MIN_MTU, MAX_MTU = 576, 65535
 MIN_MBIT, MAX_MBIT = 1, 100_000
 BURST_BYTES = 128 * 1024
-"""A whole GSO packet (64 KiB and its headers) must pass at once; twice that keeps the bucket
-from running dry when a wake-up on a busy machine comes late."""
+"""Bucket depth: two GSO packets (64 KiB and headers), each of which passes at once.
+
+So the bucket does not run dry when a busy machine wakes up late.
+"""
 QUEUE_MS = 100
 ENTER_DEADLINE_S = 10.0
 TOOLS = ("ip", "tc", "nsenter")
@@ -51,10 +51,10 @@ TOOLS = ("ip", "tc", "nsenter")
 
 @dataclasses.dataclass(frozen=True)
 class Wan:
-    """A link to a second site, the edge, where the last hosts are; all else is at the central one.
+    """A link to a second site, the edge, with the last hosts; all others are central.
 
     :param edge_hosts: number of hosts at the edge
-    :param delay: a round trip takes twice its one way
+    :param delay: of the link; a round trip takes twice its one way
     """
 
     edge_hosts: int
@@ -64,9 +64,9 @@ class Wan:
 
 @dataclasses.dataclass(frozen=True)
 class LinkBytes:
-    """What a link has carried since the network was made, as the kernel counts it.
+    """Bytes of a link since the network was made, by the kernel's counters.
 
-    Headers are counted once per GSO packet, so this is payload plus 0.1 to 4 %.
+    Headers count once per GSO packet, so this is payload plus 0.1 to 4 %.
     """
 
     sent: int
@@ -84,29 +84,29 @@ class Host:
     namespace: str
     address: str
     folder: pathlib.Path
-    """Its own files; removed with the network."""
+    """Its own files, deleted with the network."""
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether its processes are as any other of this machine."""
+        """Whether its processes run directly on this machine."""
         return False
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
-        # Not `ip netns exec`: that makes a mount namespace, and mounts would be private to it.
+        # Not `ip netns exec`, which makes a mount namespace where mounts would be private.
         return ["nsenter", f"--net={runs.NETNS_FOLDER / self.namespace}", *map(str, argv)]
 
     def run(self, argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
         """Run a command on this host and return its output.
 
-        :raises errors.Unusable: it failed; says what it wrote
+        :raises errors.Unusable: it failed; has its output
         """
         return runs.tool(self._inside(argv), stdin)
 
     def popen(self, argv: Sequence[str | pathlib.Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host; its pid is the command's own.
 
-        It is the leader of a session, so Ctrl-C on the terminal does not reach it.  It is inside
-        the namespace when this returns (or has ended), so that the end of the run finds it.
+        It leads a new session, so Ctrl-C on the terminal does not reach it.  When this returns, it
+        has entered the namespace (or ended), so that the run finds and ends it.
 
         :raises errors.Unusable: it did not enter the namespace
         """
@@ -121,7 +121,7 @@ class Host:
         return process
 
     def mounts_beneath(self, folder: pathlib.Path) -> list[str]:
-        """Return the mount points that this host has at or below ``folder``, the deepest first."""
+        """Return the host's mount points at or below ``folder``, the deepest first."""
         return runs.mounts_beneath(folder)
 
     def _has_inside(self, pid: int) -> bool:
@@ -132,15 +132,15 @@ class Host:
 
 
 class Network:
-    """Context manager: ``hosts`` (h1, h2 …), ``source``, their links, and a folder for a run.
+    """Context manager: ``hosts`` (h1, h2 …), ``source``, links, and a run's folder.
 
     :param hosts: number of hosts, 1 to 200
-    :param link_mbit: rate of each host's link, both ways; None leaves it unshaped
+    :param link_mbit: rate of each host's link, both ways; None: unlimited
     :param source_mbit: the same for the image server
-    :param prefix: of all addresses: their first three numbers
+    :param prefix: the first three numbers of all addresses
     :param delay: of each host's link; two hosts have a round trip of four times its one way
     :param source_delay: the same for the image server
-    :param wan: puts the last hosts at a second site, behind one link
+    :param wan: moves the last hosts to a second site, behind one link
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Network:
         return Host(name, self.run.namespace(name), address, self.run.folder / name)
 
     def __enter__(self) -> Self:
-        """Make everything; leave nothing behind if that fails.
+        """Make the network; remove all of it on failure.
 
         :raises errors.Unusable: not root, or a command or a kernel feature is missing
         """
@@ -252,7 +252,7 @@ class Network:
         self._links.enter_context(delay_link.DelayLink(program, devices, delay))
 
     def _set_neighbours(self, host: Host) -> None:
-        """Tell ``host`` the hardware addresses of all others."""
+        """Add neighbour entries of all others to ``host``."""
         entries = [
             f"neigh replace {other.address} lladdr {_hardware_address(other)} dev eth0"
             for other in self._all
@@ -261,7 +261,7 @@ class Network:
         host.run(["ip", "-batch", "-"], "\n".join(entries))
 
     def shape(self, host: Host, mbit: float | None) -> None:
-        """Give the link of ``host`` a new rate, both ways; None takes the limit away."""
+        """Change the rate of a host's link, both ways; None: unlimited."""
         for end, device in ((host, "eth0"), (self._switch_of(host), host.name)):
             _shape(end, device, mbit)
 
@@ -270,12 +270,12 @@ class Network:
         return (self.source, *self.hosts)
 
     def link_bytes(self) -> dict[str, LinkBytes]:
-        """Return what each host, and "source", has sent and received; one look for each site."""
+        """Return the bytes each host, and "source", has sent and received."""
         found = _device_bytes(self._switch) | (_device_bytes(self._edge) if self._wan else {})
         return {host.name: found[host.name] for host in self._all}
 
     def wan_bytes(self) -> LinkBytes:
-        """Return what the edge has sent and received over the link to the central site."""
+        """Return the bytes the edge has sent and received over the link to the centre."""
         return _device_bytes(self._switch)["wan"]
 
 
@@ -294,18 +294,18 @@ def _shape(end: Host, device: str, mbit: float | None) -> None:
 
 
 def _device_bytes(switch: Host) -> dict[str, LinkBytes]:
-    """Return what came from and went to the other end of each of a switch's devices."""
+    """Return the bytes from and to the other end of each of a switch's devices."""
     found = {}
     for line in switch.run(["cat", "/proc/net/dev"]).splitlines()[2:]:
         name, _, numbers = line.strip().partition(":")
         fields = [int(number) for number in numbers.split()]
-        # Seen from the switch's end: what it receives is what the host has sent.
+        # The switch's end receives what the host sends.
         found[name] = LinkBytes(sent=fields[0], received=fields[8])
     return found
 
 
 def _hardware_address(host: Host) -> str:
-    """Return a locally administered address with the number that ends the host's IPv4 address.
+    """Return a locally administered address that ends like the host's IPv4 address.
 
     >>> _hardware_address(Host("source", "", SOURCE_ADDRESS, pathlib.Path()))
     '02:00:00:00:00:fe'
@@ -314,15 +314,15 @@ def _hardware_address(host: Host) -> str:
 
 
 def _without_ipv6(host: Host) -> None:
-    """Keep router and neighbour chatter out of the byte counters."""
+    """Disable IPv6: its router and neighbour discovery would add to the byte counters."""
     script = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 > $f; done"
     host.run(["sh", "-c", script])
 
 
 def check_machine() -> None:
-    """Refuse a machine on which no network can be made.
+    """Check that a network can be made on this machine.
 
-    :raises errors.Unusable: says what is missing
+    :raises errors.Unusable: has the missing requirement
     """
     if os.geteuid():
         raise errors.Unusable("the lab", "only root can make network namespaces")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nginx, as tests and benchmarks run it.
+"""nginx for tests and benchmarks.
 
-The rule: all its files lie in its folder, and it ends with its block.  The configuration is the
-caller's but for what every one of them needs.
+All its files are in its folder, and it ends with its block.  The caller passes the configuration
+but for the common part.
 """
 
 import os
@@ -40,15 +40,15 @@ FILES = """\
   keepalive_timeout 600s;
   default_type application/octet-stream;
 """
-"""What suits one that gives out large files."""
+"""Settings for a server of large files."""
 
 
 class Nginx:
     """Context manager: runs nginx in a folder of its own.
 
-    :param http: the block ``http`` of its configuration, but for where temporary files lie
-    :param port: one that it listens at then, on any address
-    :param host: whose network it has; None: this machine's
+    :param http: the block ``http`` of its configuration, without the paths of temporary files
+    :param port: a port in it, to wait for
+    :param host: its network namespace; None: this machine's
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Nginx:
     def __enter__(self) -> Self:
         """Start it, and wait until it listens.
 
-        :raises errors.Unusable: it is not installed, or does not start; says what it wrote
+        :raises errors.Unusable: it is not installed, or does not start; has its output
         """
         if PROGRAM is None:
             raise errors.Unusable("nginx", "it is not installed")
@@ -87,18 +87,18 @@ class Nginx:
         self.stop()
 
     def stop(self) -> None:
-        """End it, frozen or not; what it has answered stands in its logs then."""
+        """Stop it, frozen or not, after which its logs are complete."""
         if self._process is None or self._process.poll() is not None:
             return
         self.resume()
         runs.end(self._process, DEADLINE_S)
 
     def pause(self) -> None:
-        """Freeze it: connections stay, no answer comes."""
+        """Freeze it: connections stay, without responses."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on after ``pause``."""
+        """Resume it after ``pause``."""
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: int) -> None:
@@ -113,6 +113,6 @@ class Nginx:
         return bool(runs.tool(argv) if self._host is None else self._host.run(argv))
 
     def _words(self) -> str:
-        """Return what it wrote."""
+        """Return its output."""
         files = (self.folder / "output", self.folder / "error.log")
         return "".join(file.read_text() for file in files if file.exists()).strip()

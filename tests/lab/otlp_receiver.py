@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A receiver of traces by OTLP over HTTP, as Jaeger or an OpenTelemetry collector is one."""
+"""A receiver of OTLP traces over HTTP, like Jaeger or an OpenTelemetry collector."""
 
 import contextlib
 import http.server
@@ -17,7 +17,7 @@ PATH = "/v1/traces"
 
 
 class Span(NamedTuple):
-    """A span as it was sent; IDs are hexadecimal."""
+    """A span; IDs are hexadecimal."""
 
     service: str
     name: str
@@ -28,14 +28,14 @@ class Span(NamedTuple):
 
 
 class Receiver:
-    """The spans that came."""
+    """The received spans."""
 
     def __init__(self, port: int) -> None:
         self.url = f"otlp://127.0.0.1:{port}"  #: for [profiler] connection_string
         self.spans: list[Span] = []
 
     def take(self, body: bytes) -> None:
-        """Decode a request and keep its spans."""
+        """Decode a request and store its spans."""
         request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
         for group in request.resource_spans:
             of_resource = {one.key: one.value.string_value for one in group.resource.attributes}
@@ -53,11 +53,11 @@ class Receiver:
             )
 
     def of_trace(self, base_id: str) -> list[Span]:
-        """Return the spans of a trace that has come so far."""
+        """Return the received spans of a trace."""
         return [span for span in self.spans if span.trace_id == uuid.UUID(base_id).hex]
 
     def wait_for(self, base_id: str, name: str, within_s: float = 30.0) -> list[Span]:
-        """Return the spans of a trace when one of that name has come."""
+        """Wait for a span of this name; return all spans of its trace."""
 
         def has_come() -> bool:
             return any(span.name == name for span in self.of_trace(base_id))
@@ -69,7 +69,7 @@ class Receiver:
 
 @contextlib.contextmanager
 def running() -> Iterator[Receiver]:
-    """Receive on a port of the loopback."""
+    """Run a receiver on a loopback port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

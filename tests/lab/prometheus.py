@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus server with acstor's alerts, and what it is asked.
+"""A real Prometheus server with acstor's alerts.
 
-What its alerts wait for takes minutes; :func:`hurried` makes seconds of that.
+Alerts wait for minutes; :func:`hurried` shortens them to seconds.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ RULES = ROOT / "etc/prometheus/acstor.rules.yaml"
 _RANGE = re.compile(r"\[\d+[smh]\]")
 
 Targets = Mapping[str, Mapping[str, str]]
-"""Addresses by the name of their instance, by the name of their job."""
+"""Addresses by instance, by job."""
 
 
 class Prometheus:
@@ -34,16 +34,16 @@ class Prometheus:
         self._address = address
 
     def ask(self, path: str, **query: str) -> Any:
-        """Return the data of an answer.
+        """Return the data of a response.
 
-        :raises urllib.error.HTTPError: it does not take the question
+        :raises urllib.error.HTTPError: it refuses the query
         """
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
             return json.load(answer)["data"]
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return the alerts that fire: ``labels`` and ``annotations`` of each."""
+        """Return the firing alerts: ``labels`` and ``annotations`` of each."""
         found: list[dict[str, Any]] = self.ask("alerts")["alerts"]
         return [alert for alert in found if alert["state"] == "firing"]
 
@@ -52,10 +52,10 @@ class Prometheus:
 def running(
     folder: pathlib.Path, targets: Targets, rules: pathlib.Path = RULES, every: str = "1s"
 ) -> Iterator[Prometheus]:
-    """Run a server until the block ends.
+    """Run a server for the block.
 
     :param rules: its alerts
-    :param every: how often it scrapes, and looks at the alerts
+    :param every: its scrape and evaluation interval
     """
     address = f"{local.LOOPBACK}:{local.unused_port()}"
     conf = {
@@ -86,10 +86,10 @@ def running(
 
 
 def hurried(folder: pathlib.Path, thresholds: Mapping[str, str]) -> pathlib.Path:
-    """Write the alerts so that they wait for no more than a few scrapes; return the file.
+    """Write alerts that fire after a few scrapes; return the file.
 
-    :param thresholds: what in an expression stands for seconds, and what takes its place
-    :raises LookupError: no expression has that any more
+    :param thresholds: replacements in expressions, by the replaced text
+    :raises LookupError: no expression has a text to replace
     """
     groups = yaml.safe_load(RULES.read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A domain as a recovered server has it: overlay, a checkpoint's file, and the image's mirror."""
+"""A recovered server's domain: overlay, checkpoint file, and the image's mirror."""
 
 import pathlib
 import random
@@ -27,9 +27,9 @@ CHUNK = 64 * domain_lab.KIB
 
 
 class RecoveredDomain:
-    """The domain, off, and what would pull on its host.
+    """The domain, shut off, and its host's pull loop.
 
-    :param changed: chunks that the checkpoint has; every fifth one is zeros
+    :param changed: chunks in the checkpoint; every fifth one is zeros
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RecoveredDomain:
         self.pulling = self.made_pulling(domain_lab.uri(host), folder, rate_bytes_s)
 
     def made_pulling(self, uri: str, folder: pathlib.Path, rate_bytes_s: int) -> pull_loop.PullLoop:
-        """Return what pulls, begun anew."""
+        """Return a new pull loop, as after a restart."""
         self.ended = threading.Event()
         return pull_loop.PullLoop(
             domain_list.Domains(uri, self.bases.checkpoint_of),
@@ -72,14 +72,14 @@ class RecoveredDomain:
         )
 
     def look(self) -> None:
-        """Look, and wait until what is off is done."""
+        """Start due pulls, and wait for a pull of a stopped server."""
         self.pulling.start_due_pulls()
         self.pulling.wait_for_pull()
 
     def know(self, key: str, instance_id: str = "") -> None:
-        """Let the agent have written down what is missing: with a key, something is.
+        """Write the agent's record of the recovery; with a key, chunks are missing.
 
-        :param instance_id: of which server it is; "": this one
+        :param instance_id: of the record's server; "": this one
         """
         path = self._disks / f"{self.checkpoint_id}.acrecovery"
         told = {"version": 1, "instance_id": instance_id or self.guest.instance, "key": key}
@@ -100,24 +100,24 @@ class RecoveredDomain:
         runs.tool([*command, self.guest.path])
 
     def write(self, at: int, length: int, byte: int) -> None:
-        """Write as the guest does, which the disk has to have from now on."""
+        """Write as the guest does, and record the expected content."""
         self.guest.write(at, length, byte)
         self.data[at : at + length] = bytes([byte]) * length
 
     def lies_on(self) -> str | None:
-        """Return what the disk lies on."""
+        """Return the disk's backing file."""
         return local_file.backing_of(str(self.guest.path))
 
     def is_ordinary(self) -> bool:
-        """Say whether the disk lies on the mirror, as any server's."""
+        """Return whether the disk's backing file is the mirror, as for any server."""
         return self.lies_on() == self.mirror_link
 
     def is_marked(self) -> bool:
-        """Say whether the disk may lack something."""
+        """Return whether the disk has a recovery marker, so that it may lack data."""
         return recovery_marker.read(str(self.guest.path)) is not None
 
     def content(self) -> bytes:
-        """Return what the disk is; nobody has it open."""
+        """Return the disk's content; it must not be in use."""
         raw = self.guest.path.with_suffix(".content")
         convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
         runs.tool([*convert, self.guest.path, raw])
@@ -127,7 +127,7 @@ class RecoveredDomain:
             raw.unlink()
 
     def own_bytes(self) -> int:
-        """Return how much of the disk is its own."""
+        """Return the number of bytes in the overlay itself."""
         with self.guest.path.open("rb") as file:
             local = local_file.LocalFile(file.fileno(), "disk")
             table = qcow2.Qcow2(local, may_have_backing=True)

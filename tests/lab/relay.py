@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doors between this machine's loopback and the lab's hosts.
+"""Relays between this machine's loopback and the lab's hosts.
 
-Namespaces have no way out, and shall have none.  A relay is a process inside one of
-them that listens there, and hands each connection on through a Unix socket to a
-thread outside, which connects to a server on the loopback.  An outlet is the same the
-other way round: what runs outside sends and receives over a host's link.
+Namespaces have no route out.  A :class:`Relay` is a process inside that listens there, and passes
+connections through a Unix socket to a thread outside, which connects to a loopback server.  An
+:class:`Outlet` works in the opposite direction: programs outside use a host's link.
 """
 
 import contextlib
@@ -25,9 +24,9 @@ LOOPBACK = "127.0.0.1"
 
 
 class Relay:
-    """Context manager: what connects to ``address`` on ``host`` reaches ``port`` of the loopback.
+    """Context manager: relays ``address`` on ``host`` to ``port`` of the loopback.
 
-    A server that is gone refuses; the relay stays.
+    It closes connections while the server is down.
     """
 
     def __init__(self, host: network.Host, port: int) -> None:
@@ -50,7 +49,7 @@ class Relay:
 
     @contextlib.contextmanager
     def shut(self) -> Iterator[None]:
-        """End all connections, and refuse new ones until the block ends."""
+        """Close all connections, and refuse new ones, for the block."""
         self._process.kill()
         self._process.wait()
         yield
@@ -61,7 +60,7 @@ class Relay:
 
 
 class Outlet:
-    """Context manager: who connects to ``port`` of the loopback reaches ``address`` from ``host``.
+    """Context manager: relays ``port`` of the loopback to ``address`` from ``host``.
 
     :param address: of a server in the lab's network, with its port
     """
@@ -106,7 +105,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def _accept(listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
-    """Join each connection that comes with a new one, until the listener is closed."""
+    """Relay each accepted connection to a new one, until the listener is closed."""
     while True:
         try:
             one, _ = listener.accept()
@@ -123,7 +122,7 @@ def _accept(listener: socket.socket, connect: Callable[[], socket.socket]) -> No
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Pass on what comes until one side ends, then end both."""
+    """Copy until one side ends, then end both."""
     with contextlib.suppress(OSError):
         while data := source.recv(PIECE_BYTES):
             target.sendall(data)
@@ -133,7 +132,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def main(direction: str, address: str, path: str) -> None:
-    """Pass on what comes to ``address`` through the Unix socket, or the other way round."""
+    """Relay ``address`` to the Unix socket, or in the opposite direction."""
     host, _, port = address.rpartition(":")
     place = (host, int(port))
     if direction == "in":

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the lab: everything that it makes carries the name of its owner.
+"""One run of the lab: all its objects carry its owner's name.
 
-The rule: a thing of the lab is found by its name or by where it lies, never by
-a record that could be lost.  The tag of a run names the owning process (pid and
-start time).  Its namespaces are called ``acs<tag>-…``; its processes are those
-inside these namespaces; its mounts are those beneath its folder.  So the next
-run can sweep what a killed one left behind, and nothing else.
+Objects are found by name or location, never by a record that could be lost.  The tag of a run
+names the owning process (pid and start time).  Its namespaces are called ``acs<tag>-…``; its
+processes are those inside them; its mounts are those beneath its folder.  So the next run can
+remove the objects of a killed one, and no others.
 """
 
 import contextlib
@@ -40,50 +39,50 @@ _run_numbers = itertools.count(1)
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when process ``pid`` started, in clock ticks since boot; None if it has ended."""
+    """Return a process's start in clock ticks since boot, None if it has ended."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])  # a zombie only waits to be noticed
+    return None if fields[0] == "Z" else int(fields[19])  # a zombie has ended
 
 
 def new_tag() -> str:
-    """Return a tag that no other run has: owner's pid, its start time, number of the run."""
+    """Return a unique tag: owner's pid, its start time, number of the run."""
     return f"{os.getpid()}t{start_ticks(os.getpid())}n{next(_run_numbers)}"
 
 
 def is_orphan(tag: str) -> bool:
-    """Say whether ``tag`` is one of the lab's tags and its owner is dead."""
+    """Return whether ``tag`` is one of the lab's tags and its owner is dead."""
     match = _TAG.fullmatch(tag)
     return match is not None and start_ticks(int(match["pid"])) != int(match["start"])
 
 
 def record(pid: int, path: pathlib.Path) -> None:
-    """Write down at ``path`` that ``pid``, the first of its session, belongs to that folder."""
+    """Record at ``path`` that session leader ``pid`` belongs to that folder."""
     path.write_text(f"{pid} {start_ticks(pid)}")
 
 
 def _recorded(path: pathlib.Path) -> tuple[int, int] | None:
-    """Return pid and start of what is recorded at ``path``, after letting go of a dead child."""
+    """Return pid and start in a record, after reaping a dead child."""
     try:
         pid, start = map(int, path.read_text().split())
     except (OSError, ValueError):
-        return None  # nothing was recorded, or a kill cut the recording short
+        return None  # there is no record, or a kill interrupted its writing
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     return pid, start
 
 
 def recorded_pid(path: pathlib.Path) -> int | None:
-    """Return the process that is recorded at ``path``; None if it has ended."""
+    """Return the recorded process's pid, None if it has ended."""
     found = _recorded(path)
     return found[0] if found and start_ticks(found[0]) == found[1] else None
 
 
 def mark_of(path: pathlib.Path) -> str:
-    """Return the name that the file system at /run has for processes of the record at ``path``.
+    """Return the name of the file system at /run of a record's processes.
 
     Only a recorded process with a mount namespace of its own has such a file system.
     """
@@ -91,9 +90,9 @@ def mark_of(path: pathlib.Path) -> str:
 
 
 def _belonging(path: pathlib.Path) -> list[int]:
-    """Return the living processes of a record: those of its session, and those with its mark.
+    """Return the living processes of a record: in its session, or with its mark.
 
-    The first one of the session may be dead.
+    The session leader may be dead.
     """
     recorded, mark = _recorded(path), f" {mark_of(path)} "
     session = recorded[0] if recorded and start_ticks(recorded[0]) in (recorded[1], None) else -1
@@ -109,16 +108,16 @@ def _belonging(path: pathlib.Path) -> list[int]:
 
 
 def kill_recorded(path: pathlib.Path, deadline_s: float = KILL_DEADLINE_S) -> None:
-    """Kill the process that is recorded at ``path`` and all that belong to it; forget the record.
+    """Kill a recorded process and all that belong to it; delete the record.
 
-    :raises errors.Unusable: some of them do not die
+    :raises errors.Unusable: some of them survive
     """
     _kill_until_gone(lambda: _belonging(path), deadline_s)
     path.unlink(missing_ok=True)
 
 
 def end(process: subprocess.Popen[bytes], deadline_s: float) -> None:
-    """Have a child end by SIGTERM, or kill it when it takes longer."""
+    """Stop a child by SIGTERM; kill it after ``deadline_s``."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(deadline_s)
@@ -130,11 +129,11 @@ def end(process: subprocess.Popen[bytes], deadline_s: float) -> None:
 def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
     """Run a command that must succeed and return its output.
 
-    :raises errors.Unusable: it is not installed or it failed; says what it wrote
+    :raises errors.Unusable: it is not installed or it failed; has its output
     """
     words = [str(word) for word in argv]
     try:
-        # In a session of its own, so that Ctrl-C on the terminal ends us and not it.
+        # In a session of its own, so that Ctrl-C on the terminal does not reach it.
         done = subprocess.run(
             words, input=stdin, capture_output=True, text=True, check=True, start_new_session=True
         )
@@ -149,9 +148,9 @@ def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
 def run_to_end(
     argv: Sequence[str | pathlib.Path], deadline_s: float, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command without input, whatever its status; its output has its errors, too.
+    """Run a command without input; stderr goes to stdout, any exit status is fine.
 
-    :param options: more of ``subprocess.run``
+    :param options: further options of ``subprocess.run``
     :raises subprocess.TimeoutExpired: it took longer
     """
     options["stdin"], options["stdout"] = subprocess.DEVNULL, subprocess.PIPE
@@ -166,7 +165,7 @@ def namespaces(tag: str, netns_folder: pathlib.Path = NETNS_FOLDER) -> list[str]
 
 
 def processes_inside(names: Sequence[str]) -> list[int]:
-    """Return the processes whose network namespace is one of ``names``."""
+    """Return the processes in the network namespaces ``names``."""
     wanted = {(NETNS_FOLDER / name).stat().st_ino for name in names}
     pids = []
     for entry in os.listdir("/proc"):
@@ -177,9 +176,9 @@ def processes_inside(names: Sequence[str]) -> list[int]:
 
 
 def mounts_beneath(folder: pathlib.Path, process: str = "self", kind: str = "") -> list[str]:
-    """Return the mount points at or below ``folder``, as a process sees them, the deepest first.
+    """Return a process's mount points at or below ``folder``, the deepest first.
 
-    :param kind: how their file system's name begins
+    :param kind: prefix of their file system's type
     """
     found = []
     for line in pathlib.Path("/proc", process, "mountinfo").read_text().splitlines():
@@ -192,9 +191,9 @@ def mounts_beneath(folder: pathlib.Path, process: str = "self", kind: str = "") 
 
 
 def kill_all(names: Sequence[str], deadline_s: float = KILL_DEADLINE_S) -> None:
-    """Kill every process inside the namespaces ``names`` and wait until they are gone.
+    """Kill every process inside the namespaces ``names`` and wait for their end.
 
-    :raises errors.Unusable: some of them do not die
+    :raises errors.Unusable: some of them survive
     """
     _kill_until_gone(lambda: processes_inside(names), deadline_s)
 
@@ -213,11 +212,11 @@ def _kill_until_gone(find: Callable[[], list[int]], deadline_s: float) -> None:
 def erase(
     tag: str, runs_folder: pathlib.Path = RUNS_FOLDER, netns_folder: pathlib.Path = NETNS_FOLDER
 ) -> None:
-    """Remove all that run ``tag`` made: processes, mounts, namespaces, its folder."""
+    """Remove a run's processes, mounts, namespaces and folder."""
     folder = runs_folder / tag
     names = namespaces(tag, netns_folder)
     kill_all(names)
-    for point in mounts_beneath(folder, kind="fuse"):  # nobody may be there to answer a look
+    for point in mounts_beneath(folder, kind="fuse"):  # without a server, any access would block
         tool(["umount", "--lazy", point])
     for record_path in folder.rglob(f"*{RECORD_SUFFIX}"):
         kill_recorded(record_path)
@@ -232,7 +231,7 @@ def erase(
 def sweep(
     runs_folder: pathlib.Path = RUNS_FOLDER, netns_folder: pathlib.Path = NETNS_FOLDER
 ) -> list[str]:
-    """Erase the runs whose owner is dead and return their tags."""
+    """Erase the runs with dead owners and return their tags."""
     tags = set(os.listdir(runs_folder)) if runs_folder.is_dir() else set()
     if netns_folder.is_dir():
         named = (re.match(r"acs([0-9tn]+)-", name) for name in os.listdir(netns_folder))
@@ -246,9 +245,9 @@ def sweep(
 def wait_for(
     is_done: Callable[[], bool], deadline_s: float, what: str, why: Callable[[], str]
 ) -> None:
-    """Ask ``is_done`` again and again.
+    """Poll ``is_done`` until it is true.
 
-    :raises errors.Unusable: it did not become true in time; ``why`` tells what is known
+    :raises errors.Unusable: it was not in time; ``why`` returns the details
     """
     end = time.monotonic() + deadline_s
     began = time.monotonic()
@@ -260,9 +259,9 @@ def wait_for(
 
 
 def pause(began: float) -> None:
-    """Sleep before something is asked once more: who is asked often has no time to get it done.
+    """Sleep before the next poll, in proportion to the duration of the last one.
 
-    :param began: when it was asked last, by the monotonic clock, in seconds; it has just answered
+    :param began: start of the last poll, by the monotonic clock, in seconds; it has just ended
     """
     took_s = time.monotonic() - began
     time.sleep(min(max(SHORTEST_PAUSE_S, 4 * took_s), LONGEST_PAUSE_S))
@@ -270,12 +269,12 @@ def pause(began: float) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM until the block is over, so that clean-up is complete."""
+    """Defer SIGINT and SIGTERM to the end of the block, so that clean-up is complete."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # Handlers, not a signal mask: libraries have threads of their own, and a signal that the
-    # main thread blocks would reach one of those.
+    # Handlers, not a signal mask: a library's thread would receive a signal that the main
+    # thread blocks.
     held: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: held.append(number))
@@ -295,7 +294,7 @@ def _end_by_sigterm(_number: int, _frame: types.FrameType | None) -> None:
 
 
 class Run:
-    """Context manager: a tag and a folder, and the promise that nothing stays behind.
+    """Context manager: a tag and a folder; removes all objects of the run at its end.
 
     SIGTERM ends the block like an exception does (main thread only).
     """
@@ -305,7 +304,7 @@ class Run:
         self.folder = RUNS_FOLDER / self.tag
 
     def __enter__(self) -> "Run":
-        """Sweep after dead runs and make the folder."""
+        """Erase dead runs and make the folder."""
         self._old_handler = None
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, _end_by_sigterm)

@@ -58,9 +58,9 @@ BEFORE: dict[str, tuple[float | None, float | None]] = {
     "release notes": (207, 1),
     "migrations": (12, 1),
 }
-"""Of each measure the figure of ``BEFORE_ON`` and the target; None: there is none.
+"""(value on ``BEFORE_ON``, target), by measure; None: there is none.
 
-The first is that of an audit where it has one, else this command's on the same tree (folders,
+The value is that of an audit where it has one, else this command's on the same tree (folders,
 words of user and install).
 """
 PACKAGES_BEFORE = {
@@ -77,7 +77,7 @@ PACKAGES_BEFORE = {
 
 
 class Module(NamedTuple):
-    """One Python file."""
+    """A parsed Python file."""
 
     path: pathlib.Path
     text: str
@@ -88,7 +88,7 @@ class Module(NamedTuple):
         return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
 
     def functions(self) -> Iterator[Function]:
-        """Return all functions, nested ones too."""
+        """Return all functions, including nested ones."""
         return (node for node in ast.walk(self.tree) if isinstance(node, FUNCTIONS))
 
     def constructors(self) -> Iterator[Function]:
@@ -97,7 +97,7 @@ class Module(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Numbers of lines; empty ones are none of these."""
+    """Numbers of lines by kind, without blank lines."""
 
     code: int
     comment: int
@@ -111,7 +111,7 @@ def load(files: Iterable[pathlib.Path]) -> list[Module]:
 
 
 def lines_of(module: Module) -> Lines:
-    """Count the lines of one module by kind."""
+    """Count a module's lines by kind."""
     documented: set[int] = set()
     for node in module.nodes(ast.Module, ast.ClassDef, *FUNCTIONS):
         match getattr(node, "body", []):
@@ -129,23 +129,23 @@ def lines_of(module: Module) -> Lines:
 
 
 def length(node: Function) -> int:
-    """Return the lines of a function without its decorators."""
+    """Return the number of lines of a function without its decorators."""
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def parameters(node: Function) -> list[ast.arg]:
-    """Return the parameters of a method without the first, ``self``."""
+    """Return the parameters of a method without ``self``."""
     named = node.args
     return [*named.posonlyargs, *named.args, *named.kwonlyargs][1:]
 
 
 def is_callable(parameter: ast.arg) -> bool:
-    """Say whether a parameter's type has a ``Callable`` in it."""
+    """Return whether a parameter's type contains ``Callable``."""
     return bool(parameter.annotation and "Callable" in ast.unparse(parameter.annotation))
 
 
 def is_numeric(node: ast.expr | None) -> bool:
-    """Say whether an expression is made of numbers, and perhaps of names of others."""
+    """Return whether an expression consists of numbers and names."""
     inner = list(ast.walk(node)) if node else []
     numbers = [type(one.value) in {int, float} for one in inner if isinstance(one, ast.Constant)]
     return (
@@ -156,7 +156,7 @@ def is_numeric(node: ast.expr | None) -> bool:
 
 
 def constants(module: Module) -> int:
-    """Count the constants of numbers that a module defines."""
+    """Count the numeric constants of a module."""
     made = (node for node in module.tree.body if isinstance(node, ast.Assign | ast.AnnAssign))
     targets = (
         target
@@ -169,7 +169,7 @@ def constants(module: Module) -> int:
 
 
 def patches(tests: Iterable[Module]) -> int:
-    """Count the places in tests that replace a constant by monkeypatch."""
+    """Count the calls of monkeypatch that replace a constant."""
     calls = [node for module in tests for node in module.nodes(ast.Call)]
     found = (
         node.args[1].value
@@ -183,7 +183,7 @@ def patches(tests: Iterable[Module]) -> int:
 
 
 def options(product: Iterable[Module]) -> int:
-    """Count the options that have a help text: those without are other programs' own."""
+    """Count the options with a help text; the others belong to other programs."""
     calls = (node for module in product for node in module.nodes(ast.Call))
     return sum(
         isinstance(node, ast.Call)
@@ -194,21 +194,21 @@ def options(product: Iterable[Module]) -> int:
 
 
 def aliases(product: Iterable[Module]) -> int:
-    """Count imports under a name that an underscore begins or ends."""
+    """Count imports under a name with a leading or trailing underscore."""
     nodes = (node for module in product for node in module.nodes(ast.alias))
     names = (getattr(node, "asname", None) or "" for node in nodes)
     return sum(name.strip("_") != name for name in names)
 
 
 def public_methods(product: Iterable[Module]) -> set[str]:
-    """Return the different names of public methods."""
+    """Return the distinct names of public methods."""
     classes = (node for module in product for node in module.nodes(ast.ClassDef))
     members = (node for room in classes for node in getattr(room, "body", []))
     return {node.name for node in members if isinstance(node, FUNCTIONS) and node.name[0] != "_"}
 
 
 def namesakes(product: Iterable[Module]) -> int:
-    """Count names that classes of more than two modules have."""
+    """Count names of classes in more than two modules."""
     names = collections.Counter(
         name
         for module in product
@@ -223,14 +223,14 @@ def words(files: Iterable[pathlib.Path]) -> int:
 
 
 def glossary_entries(page: pathlib.Path) -> int:
-    """Count the terms of a glossary: of definition lists and of list-tables."""
+    """Count the terms of a glossary in definition lists and list-tables."""
     text = page.read_text(encoding="utf-8")
     terms = re.findall(r"^(?!\.\. )\S.*\n {3,4}[^\s:*]", text, re.MULTILINE)
     return len(terms) + text.count("\n   * - ") - text.count(":header-rows:")
 
 
 def measure(root: pathlib.Path) -> dict[str, float]:
-    """Return the value of every measure for one tree."""
+    """Return all measures of a tree."""
     product = load(path for room in root.glob("acstor_*/") for path in room.rglob("*.py"))
     every = sorted(length(node) for module in product for node in module.functions())
     starts = [node for module in product for node in module.constructors()]
@@ -269,7 +269,7 @@ def measure(root: pathlib.Path) -> dict[str, float]:
 
 
 def packages(root: pathlib.Path) -> dict[str, Lines]:
-    """Return the lines of every package of the product."""
+    """Return the lines of each product package."""
     return {
         room.name: Lines(*map(sum, zip(*map(lines_of, load(room.rglob("*.py"))), strict=True)))
         for room in sorted(root.glob("acstor_*/"))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status page of a cloud of the lab, in Chromium: real hosts, and programs that read as guests.
+"""The status page of a lab cloud in Chromium, with programs instead of guests.
 
     python -m tests.lab.status_page doc/source/_static/status_page.png
 
-writes the picture of the documents.  Keystone and Glance are those of ``cloud_services``.
+writes the picture in the documents.  Keystone and Glance are those of ``cloud_services``.
 """
 
 import contextlib
@@ -54,11 +54,11 @@ for number, at in enumerate(places[: int(0.8 * len(places))]):
 print(flush=True)
 sys.stdin.read()
 """
-"""Reads most of an image in an order of its own, and thinks in between."""
+"""Reads most of an image in an order of its own, with pauses."""
 
 
 class Guests:
-    """Context manager: programs that read as guests do, each with the disk of a server.
+    """Context manager: programs that read like guests, each with a server's disk.
 
     :param folder: for the disks
     """
@@ -76,7 +76,7 @@ class Guests:
             guest.communicate()
 
     def boot(self, agent: agents.Agent, image_id: ids.ImageId) -> str:
-        """Start one; return its server."""
+        """Start one; return its server id."""
         server = str(uuid.uuid4())
         disk = self._folder / server / "disk"
         disk.parent.mkdir(parents=True)
@@ -87,7 +87,7 @@ class Guests:
         return server
 
     def wait(self) -> None:
-        """Wait until all have read what they want, and end them."""
+        """Wait until all have read their data, and end them."""
         while self._running:
             guest = self._running[-1]
             assert guest.stdout is not None and guest.stdout.readline() == b"\n"
@@ -99,7 +99,7 @@ class Guests:
 class Scene:
     """The page while servers boot.
 
-    :param boot: the boot whose timeline it shows
+    :param boot: the boot in the displayed timeline
     """
 
     browser: chromium.Browser
@@ -108,7 +108,7 @@ class Scene:
 
 @contextlib.contextmanager
 def shown(folder: pathlib.Path) -> Iterator[Scene]:
-    """Boot servers, and show the page in the middle of the second wave.
+    """Boot servers, and open the page in the middle of the second wave.
 
     :param folder: for the disks and the browser
     """
@@ -150,7 +150,7 @@ def _boot_in_waves(
     guests: Guests,
     image_ids: list[ids.ImageId],
 ) -> boot_timeline.Timeline:
-    """Boot on half of the hosts, then on all; return the first boot, which is over."""
+    """Boot on half of the hosts, then on all; return the first boot, finished."""
     half = len(running) // 2
     first, *_ = [guests.boot(agent, image_ids[0]) for agent in running[:half]]
     guests.wait()
@@ -194,7 +194,7 @@ def take_picture(browser: chromium.Browser, scheme: str, path: pathlib.Path) -> 
 
 
 def main() -> None:
-    """Write the picture of the documents."""
+    """Write the picture in the documents."""
     target = pathlib.Path(sys.argv[1])
     with (
         forked_commands.enabled(),

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository that lies on the hosts themselves: image servers that hold a stripe in N each.
+"""A repository striped over the hosts' image servers, with 1/N of the data each.
 
-On every host runs an nginx with two doors.  The *store* gives slices of files, the host's own
-ones; the *gateway*, which only the host itself asks, cuts what is asked for into slices and gets
-each from the host that has it, by a hash of file and offset.  So each host sees whole files, and
-all of the repository's traffic goes over the links of the hosts.
+Each host runs an nginx with two ports.  The *store* serves the host's own slices of files.  The
+*gateway* serves only its host: it splits a request into slices and gets each from the host
+given by a hash of file and offset.  So each host sees whole files, and all of the repository's
+traffic uses the links of the hosts.
 
-All stores have the same folder; that a host asks no other one for a slice than the one that has
-it is the gateway's hash, as in a distributed file system it is the client's.
+All stores have the same folder; only the gateways' hash makes each slice's host unique, as the
+clients' hash does in a distributed file system.
 """
 
 import contextlib
@@ -21,8 +21,10 @@ from tests.lab import nginx
 
 STORE_PORT, GATEWAY_PORT = 8091, 8090
 SLICE_KIB = geometry.DEFAULT_CHUNK_BYTES // geometry.KIB
-"""A chunk: a gateway gets whole slices, so of a larger one links would carry what nobody asked for.
-GlusterFS' stripes had 128, while it had stripes."""
+"""A chunk: gateways fetch whole slices, so larger ones add unrequested traffic.
+
+GlusterFS had stripes of 128 KiB, while it supported them.
+"""
 _HTTP = """\
   access_log off;
 {files}  upstream stores {{
@@ -47,9 +49,9 @@ _HTTP = """\
 
 @contextlib.contextmanager
 def running(hosts: Sequence[network.Host], root: pathlib.Path) -> Iterator[list[str]]:
-    """Run the servers of all hosts until the block ends; gives each host's own address.
+    """Run the servers of all hosts for the block; yield each host's own address.
 
-    :raises errors.Unusable: one does not start; says what it wrote
+    :raises errors.Unusable: one does not start; has its output
     """
     stores = "\n".join(f"    server {host.address}:{STORE_PORT};" for host in hosts)
     with contextlib.ExitStack() as stack:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that systemd runs: this machine's own system, booted once more in a container, or another.
+"""A host with systemd: this machine's system, or another root, in a container.
 
-It has this machine's programs, or those of another root; what it changes lies in memory, over them,
-and is gone with it.
-The rule: nothing outlives the container's process, as all mounts lie in namespaces of its own.
+Its changes are in memory, over the root file system, and are lost at its end.  All mounts are in
+namespaces that end with the container's process.
 """
 
 import contextlib
@@ -24,9 +23,9 @@ BOOT_S = 60.0
 END_S = 60.0
 BOOTED = "basic.target"
 SYSTEM_CALLS = "pidfd_getfd process_mrelease"
-"""Those that units may make on a host, and that containers usually may not."""
+"""System calls allowed to units on a host, and usually not in containers."""
 
-# Arguments: an empty folder, the root below, then systemd-nspawn's.
+# Arguments: an empty folder, the lower root, then systemd-nspawn's.
 _SCRIPT = """
 folder=$1 lower=$2; shift 2
 mount -t tmpfs -o mode=755 tmpfs "$folder"
@@ -39,13 +38,13 @@ exec systemd-nspawn --directory="$folder/root" "$@"
 
 
 class SystemdHost:
-    """Context manager: the host, booted.
+    """Context manager: the booted host.
 
-    :param folder: where it keeps its log
-    :param shown: folders that it sees where they are, beside what lies on the root file system
-    :param shown_at: folders of this machine that it cannot change, by where it sees them
-    :param root: what it has, and does not change
-    :param has_network: it has this machine's, and else none
+    :param folder: for its log
+    :param shown: folders outside the root file system to show at the same path
+    :param shown_at: read-only folders of this machine, by their path in the host
+    :param root: its root file system, which stays unchanged
+    :param has_network: it shares this machine's network; otherwise it has none
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class SystemdHost:
     def __enter__(self) -> Self:
         """Boot it.
 
-        :raises errors.Unusable: this machine cannot; says what it wrote
+        :raises errors.Unusable: this machine cannot; has its output
         """
         for command in NEEDED:
             if shutil.which(command) is None:
@@ -97,7 +96,7 @@ class SystemdHost:
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
-            if inside is not None:  # who kills systemd-nspawn alone leaves it running
+            if inside is not None:  # a kill of systemd-nspawn alone would leave it running
                 signal.pidfd_send_signal(inside, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
@@ -106,7 +105,7 @@ class SystemdHost:
                 os.close(inside)
 
     def log(self) -> str:
-        """Return what it wrote on its console."""
+        """Return its console log."""
         return self._log.read_text(errors="replace")
 
     def _is_booted(self) -> bool:
@@ -117,7 +116,7 @@ class SystemdHost:
         return False
 
     def _first_pid(self) -> int:
-        """Return systemd's pid, as this machine knows it.
+        """Return systemd's pid on this machine.
 
         :raises errors.Unusable: it has none yet
         """
@@ -128,13 +127,13 @@ class SystemdHost:
         return int(children[0])
 
     def path(self, inside: str | pathlib.Path) -> pathlib.Path:
-        """Return where this machine sees one of its files."""
+        """Return this machine's path of one of its files."""
         return pathlib.Path(f"/proc/{self._first_pid()}/root{inside}")
 
     def run(self, *argv: str | pathlib.Path) -> str:
         """Run a command there and return its output.
 
-        :raises errors.Unusable: it failed; says what it wrote
+        :raises errors.Unusable: it failed; has its output
         """
         spaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
         return runs.tool(["nsenter", f"--target={self._first_pid()}", *spaces, "--", *argv])

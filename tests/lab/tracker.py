@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a BitTorrent swarm needs besides its clients: a torrent file, and a tracker.
+"""A BitTorrent tracker and torrent files.
 
-Debian's aria2 is the client, but it makes no torrents, and without a tracker
-the clients of a lab would not find each other.  The tracker knows one swarm,
-keeps who announced, and hands every one of them to everybody: swarms of a lab
-are small.  ``python -m tests.lab.tracker ADDRESS PORT`` runs it.
+Debian's aria2 is the client, but it makes no torrents and needs a tracker to find peers.  The
+tracker knows one swarm, and returns all its peers to each request, since a lab's swarms are
+small.  ``python -m tests.lab.tracker ADDRESS PORT`` runs it.
 """
 
 import hashlib
@@ -55,13 +54,13 @@ def torrent(path: pathlib.Path, tracker_url: str) -> bytes:
 
 
 class Announcements(http.server.BaseHTTPRequestHandler):
-    """Answers ``GET /announce?port=…`` with all who announced before (BEP 3, 23)."""
+    """Answers ``GET /announce?port=…`` with all earlier peers (BEP 3, 23)."""
 
     protocol_version = "HTTP/1.1"
     peers: dict[bytes, None] = {}  # noqa: RUF012 - one tracker a process
 
     def do_GET(self) -> None:
-        """Take note of the one who asks."""
+        """Record the requester."""
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, encoding="latin-1")
         try:
             me = socket.inet_aton(self.client_address[0]) + struct.pack("!H", int(query["port"][0]))
@@ -77,7 +76,7 @@ class Announcements(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Background traffic of the lab: flows of a given rate, and matrices of a given mean and spread.
+"""Background traffic: flows of a rate, and traffic matrices of a mean and spread.
 
-A flow is UDP, so it takes what it is told to take, whatever else is on the link.
+A flow is UDP, so it keeps its rate whatever else is on the link.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tests.lab import network
 
 PACKET_BYTES = 1400
 FRAME_BYTES = PACKET_BYTES + 42
-"""On the wire: UDP, IP and Ethernet."""
+"""On the wire: with UDP, IP and Ethernet headers."""
 PORT = 9  # discard
 TICK_S = 0.005
 
@@ -27,7 +27,7 @@ TICK_S = 0.005
 def flow(
     source: network.Host, target: network.Host, mbit: float, seconds: float = 3600.0
 ) -> Iterator[None]:
-    """Send at a rate (frames counted, Mbit/s) from one host to another until the block ends."""
+    """Send at a rate (frames counted, Mbit/s) from one host to another for the block."""
     command = [sys.executable, "-m", "tests.lab.traffic", target.address, str(mbit), str(seconds)]
     process = source.popen(command, stdout=subprocess.DEVNULL)
     try:
@@ -38,9 +38,9 @@ def flow(
 
 
 def loads(hosts: int, mean: float, cv: float, most: float = 1.9) -> list[float]:
-    """Return what hosts carry, in plus out, as shares of a link: of this mean and spread.
+    """Return hosts' loads, in plus out, as shares of a link, of this mean and spread.
 
-    Some hosts are as busy as they can be, the others as idle as that needs.
+    Some hosts have the maximum load, the others the remaining rest.
 
     :param cv: standard deviation / mean; at most sqrt(most / mean - 1)
     :raises ValueError: there is no such set of loads
@@ -58,7 +58,7 @@ def loads(hosts: int, mean: float, cv: float, most: float = 1.9) -> list[float]:
 
 
 def send(address: str, mbit: float, seconds: float) -> None:
-    """Send to ``address`` at a rate; what was missed is made good for a tick at most."""
+    """Send to ``address`` at a rate; catch up at most one tick."""
     packet = random.randbytes(PACKET_BYTES)
     rate = mbit * 1e6 / 8 / FRAME_BYTES
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
@@ -75,7 +75,7 @@ def send(address: str, mbit: float, seconds: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Send as the command line says."""
+    """Send by the command line's arguments."""
     address, mbit, seconds = arguments
     send(address, float(mbit), float(seconds))
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A command of acstor as a process of its own, with other constants than the product's.
+"""Runs a command of acstor as a process, with changed constants.
 
     python -P tests/lab/tuned.py MODULE '{"acstor_glance.prepare.plan.RETRY_FIRST_S": 1}'
     ARGUMENT...
 
-What no operator turns is no option but a constant, and a test that cannot wait for it, or must
-have less of something, changes it here.  The product knows nothing of this, so a constant can
-be changed only where the product looks it up in its module when it needs it.
+A value that no operator sets is a constant, not an option; tests change it here.  The product
+has no support for this, so a constant can be changed only if the product reads it from its module
+at each use.
 """
 
 import gc
@@ -50,13 +50,13 @@ SWITCHES = "acstor_decision.switch_loads.static.PATH"
 TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 
 VARIABLE = "ACSTOR_LAB_CONSTANTS"
-"""Of the environment, for what a WSGI server runs: constants as JSON."""
+"""Environment variable of a WSGI server's program: constants as JSON."""
 Constants = Mapping[str, float | str]
-"""Values by the names above."""
+"""Values by the constants' full names."""
 
 
 def argv(module: str, constants: Constants) -> Sequence[str | pathlib.Path]:
-    """Return what runs a command's module with ``constants``; its arguments follow."""
+    """Return the command line of a module with ``constants``; its arguments follow."""
     return [sys.executable, "-P", pathlib.Path(__file__), module, json.dumps(dict(constants))]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The REST API for a WSGI server, with other constants than the product's (:mod:`tests.lab.tuned`).
+"""The REST API for a WSGI server, with changed constants (:mod:`tests.lab.tuned`).
 
-The variable ``tuned.VARIABLE`` of its environment has them, as JSON.
+The environment variable ``tuned.VARIABLE`` has them, as JSON.
 """
 
 import json

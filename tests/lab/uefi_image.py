@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's guest on a disk that boots by UEFI and by nothing else.
+"""The lab's guest on a disk that boots only by UEFI.
 
-The rule: the guest's partition stays where it is and as it is, boot menu included; what is around
-it changes.  The boot code of the BIOS goes, a GPT takes the place of the partition table, and an
-EFI system partition with GRUB comes behind.
+The guest's partition stays unchanged, including its boot menu.  The BIOS boot code is removed, a
+GPT replaces the partition table, and an EFI system partition with GRUB follows.
 """
 
 import pathlib
@@ -19,7 +18,7 @@ GPT_COPY_BYTES = MIB
 GRUB_FOLDER = pathlib.Path("/usr/lib/grub/x86_64-efi")
 GRUB_MODULES = "part_gpt ext2 normal linux serial terminal configfile".split()
 LOADER = "::EFI/BOOT/BOOTX64.EFI"
-"""Where UEFI looks on a disk that it does not know."""
+"""The default boot loader's path for removable media in UEFI."""
 
 
 def make(guest: guest_image.GuestImage, folder: pathlib.Path) -> pathlib.Path:
@@ -49,7 +48,7 @@ def make(guest: guest_image.GuestImage, folder: pathlib.Path) -> pathlib.Path:
 
 
 def _put_boot_loader(partition: str, sectors: int, folder: pathlib.Path) -> None:
-    """Make the EFI system partition; it holds GRUB, which finds its menu beside the kernel."""
+    """Make the EFI system partition; its GRUB finds the menu beside the kernel."""
     loader = folder / "loader.efi"
     prefix = "(hd0,gpt1)/boot/grub"
     runs.tool(["grub-mkimage", "-O", "x86_64-efi", "-p", prefix, "-o", loader, *GRUB_MODULES])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vaults of a lab: the real daemon for each host, on the loopback, and who asks them."""
+"""A lab's vaults: the real daemon of each host on the loopback, and clients."""
 
 import pathlib
 import signal
@@ -22,7 +22,7 @@ from tests.lab import tuned
 
 START_S = 30.0
 HOSTS = (*(f"h{number}" for number in range(1, 10)), "owner", "keeper1", "keeper2")
-"""The v-node table has them, and the host itself."""
+"""The hosts of each v-node table, besides the vault's own host."""
 
 
 def credentials_of(
@@ -31,7 +31,7 @@ def credentials_of(
     issuer: certificates.Authority | None = None,
     protocol: str = tls_channel.PROTOCOL,
 ) -> credentials.Credentials:
-    """Return what a host proves to vaults who it is with; its files are in ``folder``."""
+    """Return a host's credentials for vaults; its files are in ``folder``."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         identity_files.write(folder, identities.issue(name, issuer))
@@ -44,9 +44,9 @@ def credentials_of(
 class Vault:
     """The daemon of one host.
 
-    :param broker: where it takes checkpoints, too; empty: it takes none
+    :param broker: its message bus for taking checkpoints; "": it takes none
     :param constants: that differ from the product's
-    :param options: of ``[acstor_checkpoint]``, beside those that say where it is
+    :param options: of ``[acstor_checkpoint]``, besides its addresses and paths
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Vault:
         runs.wait_for(self._answers, START_S, f"the vault of {self.name}", self.log)
 
     def write_table(self, *hosts: str) -> None:
-        """Let the v-node table that it reads have these hosts."""
+        """Write these hosts to its v-node table."""
         listed = (
             hash_ring.RingHost(ids.HostId(host), f"127.0.0.1:{7201 + n}", 8)
             for n, host in enumerate(hosts)
@@ -114,20 +114,20 @@ class Vault:
         return True
 
     def log(self) -> str:
-        """Return what it has said."""
+        """Return its log."""
         return (self._folder / "log").read_text()
 
     def client(self, of: "Vault") -> vault_client.VaultClient:
-        """Return who asks the vault of a host for this one."""
+        """Return this host's client of another host's vault."""
         return vault_client.VaultClient(of.name, ("127.0.0.1", of.port), self.credentials)
 
     def dial(self, of: "Vault") -> ssl.SSLSocket:
-        """Return a connection to the vault of a host, on which nothing was sent yet."""
+        """Return an unused TLS connection to another host's vault."""
         sock = socket.create_connection(("127.0.0.1", of.port), 10)
         return self.credentials.tls_context(is_server=False).wrap_socket(sock)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """End it with a signal; return its status."""
+        """Stop it by a signal; return its exit status."""
         assert self.process is not None
         self.process.send_signal(number)
         status = self.process.wait(30)
@@ -135,6 +135,6 @@ class Vault:
         return status
 
     def close(self) -> None:
-        """End it if it runs."""
+        """Kill it if it runs."""
         if self.process is not None:
             self.kill()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decision service knows while the lab works: who gives whom, and who carries what.
+"""The decision service's view of the lab: chunk transfers and link loads.
 
-The rule: everything here was told by agents in their samples and stands in the
-service's database; nothing is asked of agents themselves.  Of bytes by peer the
-database keeps the last collection only, so a watch has to look more often than that.
+All data come from agents' samples in the service's database, not from agents.  Bytes by peer are
+those of the last collection only, so a watch polls more often than that.
 """
 
 import collections
@@ -19,11 +18,11 @@ CHECK_INTERVAL_S = 0.25
 
 
 class Load(NamedTuple):
-    """One host in one collection, in bytes a second.
+    """A host's load in one collection, in bytes per second.
 
-    :param at_s: the wall clock's, when the collection ended
-    :param others: what the link carried in its busier direction that were no chunks
-    :param given: chunks that the host gave to others
+    :param at_s: end of the collection, by the wall clock
+    :param others: other traffic than chunks, in the link's busier direction
+    :param given: chunk bytes sent
     """
 
     host: str
@@ -33,7 +32,7 @@ class Load(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A v-node table that was published."""
+    """A published v-node table."""
 
     epoch: int
     at_s: float
@@ -44,7 +43,7 @@ class Table(NamedTuple):
 
 
 class Watch:
-    """Context manager: looks at a service's database until the block ends."""
+    """Context manager: polls a service's database during the block."""
 
     def __init__(self, service: decision.Service) -> None:
         self._service = service
@@ -71,11 +70,11 @@ class Watch:
                         self._given[peer, host] += traffic["received"]
 
     def given(self) -> dict[tuple[str, str], int]:
-        """Return the bytes of chunks by who gave and who got them."""
+        """Return the bytes of chunks by sender and receiver."""
         return dict(self._given)
 
     def loads(self, since_s: float = 0.0) -> list[Load]:
-        """Return what hosts carried in the collections that ended after a time, oldest first."""
+        """Return the loads of collections that ended after a time, the oldest first."""
         rows = self._service.query(
             "SELECT host, collected_s, received_bytes_s - chunks_received_bytes_s,"
             " sent_bytes_s - chunks_sent_bytes_s, chunks_sent_bytes_s FROM traffic"
@@ -84,7 +83,7 @@ class Watch:
         return [Load(host, at_s, max(i, o, 0.0), given) for host, at_s, i, o, given in rows]
 
     def tables(self) -> list[Table]:
-        """Return the v-node tables that were published, the oldest first."""
+        """Return the published v-node tables, the oldest first."""
         rows = self._service.query(
             "SELECT epoch, published_s, reason, overloaded, moved, ring_table FROM rings"
             " ORDER BY epoch"
@@ -101,5 +100,5 @@ class Watch:
 
 
 def vnodes_of(table: str) -> dict[str, int]:
-    """Return how many v-nodes each host of a table has."""
+    """Return the number of v-nodes of each host of a table."""
     return {host.host: host.vnodes for host in hash_ring.decode(table.encode(), "a table").hosts}

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to boot one image on many hosts at once: full copy, on demand, acstor.
+"""Ways to boot one image on many hosts: full copy, on demand, acstor.
 
-The rule: the ways differ in one thing only, where the backing file of the
-guest's overlay is.  Network, image server, guest, QEMU's options and what is
-measured are the same; each way begins with a network of its own and cold hosts.
-The image server has the image as distributions publish theirs, a compressed qcow2;
-for one of acstor's ways it has it as a raw file, to compare.
+The ways differ only in the backing file of the guest's overlay.  Network, image server, guest,
+QEMU's options and measurements are the same; each way starts with a new network and cold hosts.
+The image server has the image as distributions publish theirs, a compressed qcow2; for one of
+acstor's ways it has a raw file, as a comparison.
 
-acstor's hosts find each other by a decision service with a broker.  When its guests
-have booted, traffic comes to one of these hosts (:mod:`tests.lab.demo_remap`).
+acstor's hosts find each other by a decision service with a broker.  After the boots, one of
+these hosts gets other traffic (:mod:`tests.lab.demo_remap`).
 """
 
 import contextlib
@@ -35,7 +34,7 @@ from tests.lab import watch
 DATA_ID = "5a0e6f0c-7d14-4f0b-8f3e-2b9a4c6d8e71"
 """The image that programs read in the second act."""
 DEAD_AFTER = 60
-"""Collections of a second: guests that boot keep agents from the processor."""
+"""In collections of a second: booting guests starve agents of CPU time."""
 SOURCE = "image server"
 DEADLINE_S = 240.0
 """For a boot; a copy has as long again."""
@@ -44,12 +43,12 @@ HTTP_TIMEOUT_S = 60
 
 Say = Callable[[str], None]
 Journey = Generator[str, None, None]
-"""One host's way to the login prompt: yields where it is, in words, whenever it is looked at."""
+"""A host's progress to the login prompt: yields its current stage in words."""
 
 
 @dataclasses.dataclass
 class HostResult:
-    """What one host needed."""
+    """Measurements of one host."""
 
     host: str
     login_s: float
@@ -57,49 +56,49 @@ class HostResult:
     copied_s: float | None
     """When its copy of the image was complete; None for ways that do not copy."""
     received_bytes: int
-    """What its link has brought, headers included."""
+    """Bytes received on its link, including headers."""
     guest_read_bytes: int
     read_origins: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes that the guest got, by where they came from (acstor only)."""
+    """Bytes that the guest read, by their origin (acstor only)."""
 
 
 @dataclasses.dataclass
 class WayResult:
-    """What all hosts needed together."""
+    """Measurements of all hosts."""
 
     way: str
     label: str
     hosts: list[HostResult]
     server_bytes: int
-    """Bytes of files that the image server has sent, by its log."""
+    """Body bytes sent by the image server, by its log."""
     unique_bytes: int
-    """How many different ones of these there were."""
+    """The number of distinct bytes among these."""
     server_link_bytes: int
-    """What the server's link has carried, by the kernel's counter."""
+    """Bytes sent on the server's link, by the kernel's counter."""
     raw_bytes: int
-    """What would have been sent, had the bytes of the disk been sent as they are."""
+    """The sent disk data after decompression."""
     boot_image: demo_images.BootImage | None = None
-    """What was built before, once for the image (acstor only)."""
+    """The boot image, built once (acstor only)."""
     exchange: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
-    """Bytes of chunks, by who got them and who gave them (acstor only)."""
+    """Bytes of chunks, by receiver and sender (acstor only)."""
     remap: demo_remap.RemapResult | None = None
 
     @property
     def amplification(self) -> float:
-        """How often the server sent each byte that it sent."""
+        """How often the server sent each distinct byte, on average."""
         return self.server_bytes / self.unique_bytes if self.unique_bytes else 0.0
 
     @property
     def of_raw(self) -> float:
-        """What was sent, as a share of what it is as raw bytes of the disk."""
+        """The ratio of sent bytes to the same data decompressed."""
         return self.server_bytes / self.raw_bytes if self.raw_bytes else 0.0
 
 
 @dataclasses.dataclass
 class Scene:
-    """What a way is played on.
+    """The environment of a way.
 
-    :param hosts: those of the network but one, which stays outside
+    :param hosts: all of the network but one, which stays outside
     """
 
     net: network.Network
@@ -107,7 +106,7 @@ class Scene:
     server: image_server.ImageServer
     image: guest_image.GuestImage
     stack: contextlib.ExitStack
-    """Ends everything that was started, guests first."""
+    """Stops everything, guests first."""
     ends_guests: contextlib.ExitStack
     running_agents: list[agents.Agent] = dataclasses.field(default_factory=list)
     guests: dict[str, guest.Guest] = dataclasses.field(default_factory=dict)
@@ -134,7 +133,7 @@ class Scene:
 def full_copy(scene: Scene, host: network.Host) -> Journey:
     """Download the whole qcow2, then boot from it.
 
-    Kinder than Nova, which also hashes what it downloads and by default makes a raw file of it.
+    Cheaper than Nova, which also hashes the file and by default converts it to raw.
     """
     copy = host.folder / demo_images.QCOW2_NAME
     complaint = copy.with_suffix(".curl")
@@ -151,22 +150,22 @@ def full_copy(scene: Scene, host: network.Host) -> Journey:
 
 
 def on_demand(scene: Scene, host: network.Host) -> Journey:
-    """Boot at once; QEMU itself reads the qcow2 over HTTP, nothing is shared or kept."""
+    """Boot at once; QEMU reads the qcow2 over HTTP, without sharing or caching."""
     url = f"{scene.server.url}/{demo_images.QCOW2_NAME}"
-    # QEMU gives up a request after 5 s unless told otherwise; here links are full by intention.
+    # QEMU's default timeout is 5 s; here links are saturated on purpose.
     file = {"driver": "http", "url": url, "timeout": HTTP_TIMEOUT_S}
     backing = {"driver": "qcow2", "file": file}
     yield from scene.boot(host, f"json:{json.dumps(backing)}", "qcow2")
 
 
 def with_acstor(scene: Scene, host: network.Host) -> Journey:
-    """Boot at once from the mirror of this host's agent, which was started with an empty cache."""
+    """Boot at once from the mirror of this host's agent, with an empty cache."""
     agent = next(agent for agent in scene.running_agents if agent.host is host)
     yield from scene.boot(host, agent.image_path(demo_images.IMAGE_ID), "raw")
 
 
 def start_acstor(scene: Scene, link_mbit: float) -> watch.Watch:
-    """Start the decision service and an agent on every host; wait until all share one ring."""
+    """Start the decision service and agents; wait until all have one ring."""
     service = scene.stack.enter_context(decision.Service(scene.net, dead_after_samples=DEAD_AFTER))
     scene.running_agents = service.join(scene.hosts, link_mbit, scene.server.url)
     return scene.stack.enter_context(watch.Watch(service))
@@ -180,9 +179,9 @@ WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
 }
 WITH_AGENTS = ("raw", "acstor")
 BASELINES = ("copy", "demand")
-"""Ways without acstor, which are shown for comparison only."""
+"""Ways without acstor, as a comparison."""
 ACSTOR = "acstor"
-"""As acstor is meant: with a boot image; and the second act is played with its agents."""
+"""The complete way, with a boot image; the second act uses its agents."""
 
 
 def travel(
@@ -192,7 +191,7 @@ def travel(
     deadline_s: float = 2 * DEADLINE_S,
     say_every_s: float = SAY_EVERY_S,
 ) -> None:
-    """Let all journeys go on side by side until each has arrived; say where they are.
+    """Run all journeys in parallel to their ends; report their stages.
 
     :raises errors.Unusable: one failed, or they took too long together
     """
@@ -214,9 +213,9 @@ def travel(
 def prepare(
     way: str, folder: pathlib.Path, image: guest_image.GuestImage, say: Say
 ) -> demo_images.BootImage | None:
-    """Fill the folder that the image server serves, with what acstor needs if the way is its own.
+    """Fill the image server's folder, with chunk map and boot image for acstor.
 
-    Where no boot image can be built guests boot without one.
+    If no boot image can be built, guests boot without one.
     """
     name, file = demo_images.QCOW2_NAME, image.compressed
     if way == "raw":
@@ -243,7 +242,7 @@ def prepare(
 
 
 def add_data(folder: pathlib.Path) -> None:
-    """Put the image of the second act into the folder of the image server."""
+    """Add the image of the second act to the image server's folder."""
     data = folder / f"{DATA_ID}.raw"
     data.write_bytes(local.random_bytes(demo_remap.IMAGE_BYTES))
     demo_images.make_chunk_map(data)
@@ -256,7 +255,7 @@ def play(
     image: guest_image.GuestImage,
     say: Say,
 ) -> WayResult:
-    """Boot the guest on all hosts in one way and return what it took."""
+    """Boot the guest on all hosts in one way and return the measurements."""
     label, journey = WAYS[way]
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(network.Network(hosts + 1, link_mbit, link_mbit))
@@ -279,7 +278,7 @@ def play(
         result.boot_image = boot_image
         ends_guests.close()
         if seen is not None:
-            time.sleep(2 * decision.COLLECTION_S)  # what was last moved has been told then
+            time.sleep(2 * decision.COLLECTION_S)  # the last transfers are in the samples by then
             result.exchange = exchange(scene, seen)
             if way == ACSTOR and hosts > 1:
                 running, outside = scene.running_agents, net.hosts[hosts]
@@ -288,7 +287,7 @@ def play(
 
 
 def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> WayResult:
-    """Gather what the counters say now that all have arrived."""
+    """Return the measurements after the last boot."""
     links = scene.net.link_bytes()
     requests = list(scene.server.requests())
     origins = {agent.host.name: read_origins(agent.status()) for agent in scene.running_agents}
@@ -319,7 +318,7 @@ def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> WayRe
 
 
 def exchange(scene: Scene, seen: watch.Watch) -> dict[str, dict[str, int]]:
-    """Return the bytes of chunks that each host got, by who gave them."""
+    """Return the bytes of chunks that each host received, by sender."""
     got = {}
     for agent in scene.running_agents:
         name = agent.host.name
@@ -329,5 +328,5 @@ def exchange(scene: Scene, seen: watch.Watch) -> dict[str, dict[str, int]]:
 
 
 def read_origins(status: dict[str, Any]) -> dict[str, int]:
-    """Return from an agent's status the bytes that guests got, by origin."""
+    """Return the bytes that guests read, by origin, from an agent's status."""
     return {origin: counts["bytes"] for origin, counts in status["read"].items()}

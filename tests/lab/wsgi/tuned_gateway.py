@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway's WSGI application with the constants that ``tuned.VARIABLE`` names.
+"""The gateway's WSGI application with the constants in ``tuned.VARIABLE``.
 
-uWSGI imports it from this folder by its own name, where nothing hides a package.
+uWSGI puts this folder on the module path; it has no other module, which could hide a package.
 """
 
 import json
@@ -12,6 +12,6 @@ import runpy
 _TUNED = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[1] / "tuned.py"))
 _TUNED["change"](json.loads(os.environ[_TUNED["VARIABLE"]]))
 
-from acstor_glance.gateway.wsgi import application  # noqa: E402  the constants come first
+from acstor_glance.gateway.wsgi import application  # noqa: E402 - the constants come first
 
 __all__ = ["application"]
