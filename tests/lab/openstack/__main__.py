@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command behind ``tools/openstack-lab.sh``: a cloud that stays up until it is told to stop."""
+"""The command behind ``tools/openstack-lab.sh``: runs a cloud until it is stopped."""
 
 import argparse
 import pathlib

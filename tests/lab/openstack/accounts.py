@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may sign in at the lab's Keystone, and which services its catalog names.
+"""Users of the lab's Keystone, and its service catalog.
 
-The rule: everybody has the same password (:data:`api.PASSWORD`), and nothing else is secret here.
+All users have the same password (:data:`api.PASSWORD`).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ SERVICES = {"image": "glance", "placement": "placement", "compute": "nova", "net
 
 @dataclasses.dataclass(frozen=True)
 class User:
-    """A user and what they may do in their project."""
+    """A user and the roles in their project."""
 
     project: str
     roles: tuple[str, ...]
@@ -31,7 +31,7 @@ class User:
 USERS: Mapping[str, User] = {
     "admin": User("admin", ("admin",)),
     "glance": User("service", ("admin", "service")),
-    "nova": User("service", ("service",)),  # its token goes to Glance beside the tenant's own
+    "nova": User("service", ("service",)),  # Glance gets its token besides the tenant's
     "placement": User("service", ("admin", "service")),
     "acstor": User("service", ("admin", "service")),  # of agents and acstor's own services
     "tenant": User("tenant", ("member",)),
@@ -47,20 +47,20 @@ def session(auth_url: str, user: str, project: str | None = None) -> keystone_se
 
 
 kept_session = functools.cache(session)
-"""The same, made once for each user: one token and one look at what each service offers."""
+"""Cached sessions: one token and one service discovery per user."""
 
 
 def connect(
     auth_url: str, user: str = "admin", project: str | None = None
 ) -> openstack.connection.Connection:
-    """Return a connection of the SDK for one of :data:`USERS`; those of one user sign in once."""
+    """Return a user's SDK connection, one of :data:`USERS`; its session is cached."""
     return openstack.connection.Connection(
         session=kept_session(auth_url, user, project), region_name=api.REGION
     )
 
 
 def register(auth_url: str) -> None:
-    """Make the users, their projects and the catalog in a Keystone that knows only its admin."""
+    """Create users, projects and catalog in a new Keystone with an admin only."""
     identity = connect(auth_url).identity
     for name, user in USERS.items():
         if name == "admin":
@@ -86,7 +86,7 @@ def register(auth_url: str) -> None:
 
 
 def name_service(identity: Any, kind: str, name: str, url: str) -> None:
-    """Name a service in Keystone's catalog, in place of an earlier one of its type."""
+    """Set a service in Keystone's catalog; replaces one of the same type."""
     for old in identity.services(type=kind):
         identity.delete_service(old)
     service = identity.create_service(name=name, type=kind)
@@ -97,7 +97,7 @@ def name_service(identity: Any, kind: str, name: str, url: str) -> None:
 
 
 def announce(database: mariadb.MariaDB, urls: Mapping[str, str]) -> None:
-    """Put the addresses of this cloud's services (type to URL) into Keystone's catalog."""
+    """Write the URLs of this cloud's services, by type, to Keystone's catalog."""
     database.execute(
         *(
             "UPDATE endpoint, service SET endpoint.url = "

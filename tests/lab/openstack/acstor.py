@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All of acstor in the lab's cloud, as daemons that stay: what ``up --acstor`` starts.
+"""All of acstor in the lab's cloud, as daemons that ``up --acstor`` starts.
 
-The rule: everything is joined as install/quickstart.rst says, on the compute hosts that Nova has.
+The configuration follows install/quickstart.rst, on Nova's compute hosts.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ from tests.lab.openstack import daemon
 from tests.lab.openstack import ini
 from tests.lab.openstack import machine
 
-IMAGE = "guest"  #: name of the image that boots
+IMAGE = "guest"  #: name of the bootable image
 PREPARED_WITHIN_S = 300.0
 
 
@@ -32,23 +32,23 @@ class Decision(daemon.Daemon):
         self._api = rest_api
 
     def configure(self) -> None:
-        """Write the configuration and make the tables."""
+        """Write the configuration and create the tables."""
         self._api.configure()
         decision.manage(self._api.conf_file, "db-sync")
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the service in the foreground."""
+        """Return the service's command line."""
         return [agents.BIN / "acstor-decision", "--config-file", self._api.conf_file]
 
     def is_ready(self) -> bool:
-        """Say whether it has come to lead."""
+        """Return whether it is the leader."""
         return " leads\n" in self.log()
 
 
 class Agent(machine.Inmate):
     """``acstor-agent`` on a compute host; it enrols at the decision service.
 
-    ``user`` is its Keystone user, ``source`` where it reads images.
+    ``user`` is its Keystone user, ``source`` the source of images.
     """
 
     user, source = "acstor", "glance"
@@ -76,16 +76,16 @@ class Agent(machine.Inmate):
         self.agent.configure()
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the agent in the foreground, to be run on the machine."""
+        """Return the agent's command line on the machine."""
         return [*self.machine.enter(), *self.agent.argv]
 
     def is_ready(self) -> bool:
-        """Say whether it shows images and has a certificate."""
+        """Return whether it serves images and has a certificate."""
         return self.agent.is_serving() and self.agent.status()["identity"]["signers"] > 0
 
 
 class Acstor:
-    """The services of acstor in a cloud; each can be stopped, killed and restarted by itself.
+    """acstor's services in a cloud; each can be stopped, killed and restarted alone.
 
     :param agent_class: of the agents on its compute hosts
     """
@@ -99,19 +99,19 @@ class Acstor:
         self.agents = [agent_class(host, lab) for host in lab.computes]
 
     def clear(self) -> None:
-        """Forget what an earlier cloud of this folder left: its hosts may be another user's."""
+        """Delete the state of an earlier cloud in this folder, possibly of another user."""
         self._database.unlink(missing_ok=True)
         for one in self.agents:
             one.agent.clear()
 
     def services(self) -> list[daemon.Daemon]:
-        """Return them, those that others need first."""
+        """Return the services in start order."""
         return [self.decision, self.api, self.listener, *self.agents]
 
     def start(self) -> None:
-        """Start the cloud with acstor in it, and give it an image.
+        """Start the cloud with acstor, and upload an image.
 
-        :raises errors.Unusable: a service does not start; shows the end of its log
+        :raises errors.Unusable: a service does not start; has the end of its log
         """
         lab = self._lab
         lab.glance.changes = ini.merged(
@@ -127,7 +127,7 @@ class Acstor:
         self._upload_image()
 
     def _upload_image(self) -> None:
-        """Give the cloud an image that boots, and wait until hosts can share it."""
+        """Upload a bootable image, and wait until its ``acstor_state`` is ready."""
         images = self._lab.connect().image
         image = images.find_image(IMAGE) or images.create_image(
             name=IMAGE,
@@ -143,6 +143,6 @@ class Acstor:
         runs.wait_for(is_prepared, PREPARED_WITHIN_S, IMAGE, self.listener.log)
 
     def stop(self) -> None:
-        """Stop every service that runs; guests lose their disks with the agents."""
+        """Stop all running services; guests lose their disks with the agents."""
         for service in self.services()[::-1]:
             service.stop()

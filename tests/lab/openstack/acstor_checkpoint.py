@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """acstor-checkpointd on hosts of the lab's cloud.
 
-The rule: a compute host takes checkpoints and keeps those of others; a host without libvirt and
-without a broker keeps those of others alone.
+A compute host takes checkpoints and stores those of others; a host without libvirt and without a
+broker only stores those of others.
 """
 
 import json
@@ -22,10 +22,10 @@ VNODES = 100
 
 
 class Place(NamedTuple):
-    """Where a daemon runs.
+    """The host of a daemon.
 
-    :param folder: of what it keeps
-    :param machine: the compute host; None: a host that keeps what others have
+    :param folder: for its vault and state
+    :param machine: the compute host; None: a host that only stores checkpoints
     """
 
     host: str
@@ -38,7 +38,7 @@ class Checkpointd(configured.Configured):
     """The daemon of one host.
 
     :param vault_port: the same on all hosts
-    :param more: options beside those that say where it is, by their sections
+    :param more: options besides its addresses and paths, by section
     """
 
     conf_name = "acstor.conf"
@@ -63,18 +63,18 @@ class Checkpointd(configured.Configured):
         return ini.merged({"acstor_checkpoint": own, "acstor_agent": agent}, self._more)
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the daemon in the foreground, on its host."""
+        """Return the daemon's command line on its host."""
         self.place.folder.mkdir(parents=True, exist_ok=True)
         command = [agents.BIN / "acstor-checkpointd", "--config-file", self.conf_file]
         return [*(self.place.machine.enter() if self.place.machine else ()), *command]
 
     def is_ready(self) -> bool:
-        """Say whether other hosts reach its vault."""
+        """Return whether other hosts reach its vault."""
         return daemon.is_listening(self._port, self.place.address)
 
     def kept_for(self, owner: str) -> list[pathlib.Path]:
-        """Return the files that its vault has for a host."""
-        found = os.walk(self.vault / owner)  # in which folders may vanish
+        """Return the files in its vault of a host."""
+        found = os.walk(self.vault / owner)  # a folder may disappear meanwhile
         return [pathlib.Path(folder, name) for folder, _, names in found for name in names]
 
 

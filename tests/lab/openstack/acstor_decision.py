@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The REST API of the decision service behind the lab's Keystone, on a database of its own.
+"""The decision service's REST API behind the lab's Keystone, with a new database.
 
-The rule: it runs in the virtualenv of whoever runs the tests, as it would on a controller that has
-nothing else of OpenStack.
+It runs in the tests' virtualenv, as on a controller without other OpenStack services.
 """
 
 import json
@@ -21,7 +20,7 @@ SERVICE_TYPE = "acstor"
 
 
 class DecisionApi(api.Api):
-    """The API as any WSGI server runs it."""
+    """The API under a WSGI server."""
 
     module = "acstor_decision.wsgi"
     conf_name = "acstor-decision.conf"
@@ -39,13 +38,13 @@ class DecisionApi(api.Api):
         self._policies = policies or {}
 
     def sections(self) -> ini.Sections:
-        """Return its configuration; the policies that differ from the defaults are written, too."""
+        """Return its configuration; write the policies that differ from the defaults."""
         policy_file = self.conf_folder / "policy.yaml"
         policy_file.parent.mkdir(parents=True, exist_ok=True)
         policy_file.write_text(json.dumps(self._policies))
         return {
             "DEFAULT": {"transport_url": self._lab.rabbitmq.url},
-            "acstor_decision": {"metrics_listen": ""},  # two clouds may run beside each other
+            "acstor_decision": {"metrics_listen": ""},  # two clouds may run at the same time
             "glance": {"region_name": api.REGION},
             "oslo_policy": {"policy_file": policy_file},
             "database": {"connection": self._connection},
@@ -53,11 +52,11 @@ class DecisionApi(api.Api):
         }
 
     def environment(self) -> Mapping[str, str]:
-        """Return where its configuration lies."""
+        """Return the environment with its configuration's path."""
         return {"ACSTOR_DECISION_CONF": str(self.conf_file)}
 
     def register(self) -> None:
-        """Name it in Keystone's catalog, in place of an earlier one."""
+        """Set it in Keystone's catalog."""
         identity = accounts.connect(self._lab.keystone.auth_url).identity
         accounts.name_service(identity, SERVICE_TYPE, "acstor", self.url)
 
@@ -65,5 +64,5 @@ class DecisionApi(api.Api):
 def openstack(
     lab: cloud.Cloud, user: str, *words: str | pathlib.Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``openstack acstor …``, the command that operators use."""
+    """Run ``openstack acstor …``, the operators' command."""
     return client.openstack(lab, user, "acstor", *words)

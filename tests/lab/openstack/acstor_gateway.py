@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor's gateway beside the lab's Glance, with the stores of Glance's own configuration.
+"""acstor's gateway beside the lab's Glance, with Glance's store configuration.
 
-The rule: it runs in the virtualenv of Glance, which has the libraries of the stores.
+It runs in the virtualenv of Glance, which has the libraries of the stores.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ APPLICATIONS = pathlib.Path(__file__).resolve().parents[1] / "wsgi"
 
 
 class Gateway(api.Api):
-    """The gateway as any WSGI server runs it.
+    """The gateway under a WSGI server.
 
     :param constants: that differ from the product's
     :param changed: options of [acstor_gateway]
@@ -39,7 +39,7 @@ class Gateway(api.Api):
 
     module = "acstor_glance.gateway.wsgi"
     conf_name = "acstor-gateway.conf"
-    more_arguments = ("--socket-timeout", "180")  # as the unit has it: changes come with pauses
+    more_arguments = ("--socket-timeout", "180")  # as in the unit: deltas arrive with pauses
 
     def __init__(
         self,
@@ -60,24 +60,24 @@ class Gateway(api.Api):
         self.metrics = f"{daemon.LOOPBACK}:{port}"
         web = {
             "internal_web_networks": f"{daemon.LOOPBACK}/32"
-        }  # where tests have their web servers
+        }  # the network of the tests' web servers
         self._options = {"metrics_listen": self.metrics, **web, **changed}
 
     def configure(self) -> None:
-        """Write its configuration, and let its processes count from 0."""
+        """Write its configuration, and reset its counters."""
         shutil.rmtree(self._numbers, ignore_errors=True)
         self._numbers.mkdir(parents=True)
         super().configure()
 
     def sections(self) -> ini.Sections:
-        """Return what its configuration has beside Glance's."""
+        """Return its configuration besides Glance's."""
         return {
             "acstor_glance": acstor_glance.options(self._lab, self.folder / "state"),
             "acstor_gateway": self._options,
         }
 
     def environment(self) -> Mapping[str, str]:
-        """Return where the configuration lies, and where its processes count."""
+        """Return the environment with its configuration's and counters' paths."""
         return {
             "ACSTOR_GATEWAY_CONF": f"{self._lab.glance.conf_file}:{self.conf_file}",
             "PROMETHEUS_MULTIPROC_DIR": str(self._numbers),
@@ -85,8 +85,8 @@ class Gateway(api.Api):
         }
 
     def counted(self, name: str, **labels: str) -> float:
-        """Return one of the numbers that Prometheus gets, as it is now."""
-        time.sleep(metrics_endpoint.KEPT_S)  # for an answer that is kept to end
+        """Return the current value of one of its Prometheus counters."""
+        time.sleep(metrics_endpoint.KEPT_S)  # until a cached response expires
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             families = parser.text_string_to_metric_families(answer.read().decode())
             for sample in (sample for family in families for sample in family.samples):
@@ -95,7 +95,7 @@ class Gateway(api.Api):
         return 0.0
 
     def register(self) -> None:
-        """Name it in Keystone's catalog, in place of an earlier one."""
+        """Set it in Keystone's catalog."""
         accounts.name_service(
             self._lab.connect().identity, SERVICE_TYPE, "acstor-gateway", self.url
         )
@@ -103,7 +103,7 @@ class Gateway(api.Api):
 
 @contextlib.contextmanager
 def running(lab: cloud.Cloud, **changed: object) -> Iterator[Gateway]:
-    """Run a gateway beside a cloud until the block ends; ``changed`` as for :class:`Gateway`."""
+    """Run a gateway beside a cloud for the block; ``changed``: see :class:`Gateway`."""
     beside = Gateway(lab, lab.folder, **changed)
     try:
         beside.start()
@@ -114,9 +114,9 @@ def running(lab: cloud.Cloud, **changed: object) -> Iterator[Gateway]:
 
 
 def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) -> ini.Sections:
-    """Return what Glance's configuration needs to have stores of each kind beside its files.
+    """Return Glance's configuration of a store of each kind besides its files.
 
-    Objects of Swift that are larger than 2 MiB are made of segments.
+    Swift stores objects above 2 MiB in segments.
     """
     project_id = lab.session("glance").get_project_id()
     enabled = "fs:file,s3:s3,swift:swift,web:http"
@@ -125,7 +125,7 @@ def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) ->
     return {
         **(cluster.store() if cluster else {}),
         "DEFAULT": {"enabled_backends": enabled},
-        # Of locations on the web: Glance takes none on the loopback otherwise.
+        # For HTTP locations: Glance refuses those on the loopback by default.
         "import_filtering_opts": {"allowed_ports": "[]", "allowed_hosts": "[127.0.0.1]"},
         "s3": {
             "s3_store_host": objects.s3_url,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor's own services beside the lab's Glance: the listener, and the plugin's options.
+"""acstor's listener beside the lab's Glance, and the import plug-in's options.
 
-The rule: every listener of a cloud has the same options but for its ports, as in a real one.
+All listeners of a cloud have the same options but for their ports, as in production.
 """
 
 import pathlib
@@ -15,8 +15,8 @@ from tests.lab.openstack import cloud
 from tests.lab.openstack import daemon
 from tests.lab.openstack import ini
 
-RECONCILE_S = 3600  # so that only messages count, unless a test wants otherwise
-# As the installation guide says: tenants do not see what acstor writes on their images.
+RECONCILE_S = 3600  # so that only messages cause work, unless a test sets it
+# As in the installation guide: tenants do not see acstor's image properties.
 PROTECTIONS: Mapping[str, object] = {
     "property_protection_file": runs.CHECKOUT / "etc/glance/property-protections-roles.conf",
     "property_protection_rule_format": "roles",
@@ -35,7 +35,7 @@ def options(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object) -> dic
 
 
 def plugin_sections(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object) -> ini.Sections:
-    """Return what Glance's own configuration needs for the import plugin."""
+    """Return Glance's options for the import plug-in."""
     return {
         "image_import_opts": {"image_import_plugins": "[acstor_prehash]"},
         "acstor_glance": options(lab, state_dir, **changed),
@@ -66,7 +66,7 @@ class Listener(daemon.Daemon):
         self.conf_file = folder / f"{name}.conf"
         defaults = {
             "metrics_listen": f"{daemon.LOOPBACK}:{self.port}",
-            "boot_images": "recorded",  # who tests something else boots no images beside it
+            "boot_images": "recorded",  # most tests need no boots
         }
         self._sections: ini.Sections = {
             "DEFAULT": {"transport_url": lab.rabbitmq.url, "debug": False},
@@ -79,7 +79,7 @@ class Listener(daemon.Daemon):
         ini.write(self.conf_file, self._sections)
 
     def environment(self) -> Mapping[str, str]:
-        """Return nothing: it reads one file."""
+        """Return no variables: the configuration is one file."""
         return {}
 
     def argv(self) -> Sequence[str | pathlib.Path]:
@@ -88,5 +88,5 @@ class Listener(daemon.Daemon):
         return [*tuned.argv(module, self._constants), "--config-file", self.conf_file]
 
     def is_ready(self) -> bool:
-        """Say whether it listens on the broker."""
+        """Return whether it consumes from the broker."""
         return "listening for notifications" in self.log()

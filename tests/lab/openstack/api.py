@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API service of OpenStack under a WSGI server, and what such services share in configuration.
+"""An OpenStack API under a WSGI server, and common configuration of services.
 
-The rule: an API listens on the loopback only, and every service signs in as a user of its own.
+APIs listen on the loopback only; each service authenticates as a user of its own.
 """
 
 import http.client
@@ -21,7 +21,7 @@ _REQUEST_DEADLINE_S = 20.0
 
 
 def credentials(auth_url: str, user: str, project: str = "service") -> dict[str, object]:
-    """Return the options of keystoneauth with which ``user`` signs in."""
+    """Return a user's credentials as options of keystoneauth."""
     return {
         "auth_type": "password",
         "auth_url": auth_url,
@@ -34,7 +34,7 @@ def credentials(auth_url: str, user: str, project: str = "service") -> dict[str,
 
 
 def token_check(auth_url: str, user: str) -> dict[str, object]:
-    """Return the options of keystonemiddleware for a service that signs in as ``user``."""
+    """Return a service's options of keystonemiddleware."""
     return {
         **credentials(auth_url, user),
         "www_authenticate_uri": auth_url,
@@ -44,11 +44,11 @@ def token_check(auth_url: str, user: str) -> dict[str, object]:
 
 
 class Api(configured.Configured):
-    """One API; a variable of its environment names the folder of its configuration."""
+    """One API; an environment variable has its configuration's folder."""
 
     module = ""
     folder_variable = ""
-    home: str | pathlib.Path = installed.VENV  # of the virtualenv that it runs in
+    home: str | pathlib.Path = installed.VENV  # of its virtualenv
     more_arguments: Sequence[str] = ()
 
     def __init__(self, name: str, folder: pathlib.Path) -> None:
@@ -57,15 +57,15 @@ class Api(configured.Configured):
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL for clients."""
         return f"http://{daemon.LOOPBACK}:{self.port}"
 
     def environment(self) -> Mapping[str, str]:
-        """Return where its configuration lies."""
+        """Return the environment with its configuration's path."""
         return {self.folder_variable: str(self.conf_folder)}
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the WSGI server in the foreground."""
+        """Return the WSGI server's command line."""
         return [
             installed.BIN / "uwsgi",
             *("--home", self.home),
@@ -80,7 +80,7 @@ class Api(configured.Configured):
         ]
 
     def is_ready(self) -> bool:
-        """Say whether it answers HTTP requests, with whatever status."""
+        """Return whether it answers HTTP requests, with any status."""
         try:
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
                 self.url, timeout=_REQUEST_DEADLINE_S

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ceph of the distribution with one monitor and one OSD: as little as gives RBD images.
+"""The distribution's Ceph with one monitor and one OSD: the minimum for RBD.
 
-There is no manager daemon: reading and writing needs none.  The rule: everything lies beneath the
-state folder, keys included; the OSD's space is a sparse file.
+Reads and writes need no manager daemon.  All files are in the state folder, including keys; the
+OSD's storage is a sparse file.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ _DEADLINE_S = 120.0
 
 
 def is_installed() -> bool:
-    """Say whether the distribution's packages are here."""
+    """Return whether the distribution's packages are installed."""
     return all(shutil.which(name) for name in ("ceph", "ceph-mon", "ceph-osd"))
 
 
@@ -34,12 +34,12 @@ class _Server(daemon.Daemon):
         self._command, self._ceph = command, ceph
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         return [*self._command, "--conf", self._ceph.conf_file, "-f"]
 
 
 class Ceph:
-    """A cluster on the loopback; :attr:`conf_file` is what its clients need."""
+    """A cluster on the loopback; :attr:`conf_file` is its clients' configuration."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder, self.home = folder, folder / "ceph"
@@ -51,12 +51,12 @@ class Ceph:
         self._up: tuple[int | None, int | None] | None = None
 
     def start(self) -> None:
-        """Start the cluster, if it does not run, and wait until objects can be written.
+        """Start the cluster, if it is stopped, and wait until objects can be written.
 
         :raises errors.Unusable: it does not start
         """
         if self._up == (self.monitor.pid, self.osd.pid):
-            return  # to ask it takes as long as a test of it
+            return  # a status query takes as long as a test
         self._up = None
         is_new = not self.conf_file.exists()
         if is_new:
@@ -78,15 +78,15 @@ class Ceph:
 
     def stop(self) -> None:
         """Stop the cluster."""
-        self.osd.kill()  # what it has not written nobody needs
+        self.osd.kill()  # unwritten data is not needed
         self.monitor.kill()
 
     def wipe(self) -> None:
-        """Remove all that it has; it is stopped."""
+        """Delete all its data; it must be stopped."""
         shutil.rmtree(self.home, ignore_errors=True)
 
     def store(self) -> ini.Sections:
-        """Return what Glance's configuration needs for a store ``rbd`` here."""
+        """Return Glance's options of an ``rbd`` store on this cluster."""
         options = {
             "rbd_store_pool": POOL,
             "rbd_store_user": USER,
@@ -95,7 +95,7 @@ class Ceph:
         return {"rbd": options}
 
     def remove(self, image_id: str) -> None:
-        """Remove an RBD image behind Glance's back."""
+        """Delete an RBD image without Glance."""
         tool = ["rbd", "--conf", self.conf_file]
         name = f"{POOL}/{image_id}"
         runs.tool([*tool, "snap", "unprotect", f"{name}@snap"])
@@ -167,6 +167,6 @@ class Ceph:
 
 
 def _class_folder() -> pathlib.Path:
-    """Return where the OSD has its part of RBD: what it says is relative to / in Debian 13."""
+    """Return the OSD's folder of object classes; in Debian 13, a path relative to /."""
     told = runs.tool(["ceph-osd", "--show-config-value", "osd_class_dir"])
     return pathlib.Path("/", told.strip())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody who sends the changes of a disk to the gateway, in one go or as slowly as he likes.
+"""A client that sends deltas to the gateway, at any speed.
 
-The rule: what is sent is what acstor on a compute host sends, or is made wrong by the test itself.
+Deltas are those that acstor on a compute host sends, or are corrupted by the test itself.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
 
 @dataclasses.dataclass
 class Disk:
-    """A disk, what its base has, and what has changed.
+    """A disk with its backing image and its changes.
 
-    :param base: bytes of the base as a guest reads it
+    :param base: the guest's view of the backing image
     :param size: of the disk
     """
 
@@ -50,12 +50,12 @@ class Disk:
 
     @property
     def data(self) -> bytes:
-        """The bytes of the changes that have any."""
+        """The bytes of the data extents."""
         return random.Random(self.seed).randbytes(self.table.data_bytes)
 
     @property
     def content(self) -> bytes:
-        """What a guest reads."""
+        """The guest's view."""
         content, data = bytearray(self.base[: self.size].ljust(self.size, b"\0")), self.data
         for change in self.table:
             if change.kind is DATA:
@@ -70,14 +70,14 @@ class Disk:
     def stream(
         self, base: ids.ImageId, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> bytes:
-        """Return the changes as they are sent."""
+        """Return the encoded delta."""
         writer, data = disk_delta.Writer(self.size, base, os_hash, self.table), self.data
         writer.hash_data(data)
         return writer.front + data + writer.make_trailer()
 
 
 def some_base(length: int, seed: int = 7) -> bytes:
-    """Return bytes that can be compressed to about a half, and have a hole."""
+    """Return bytes that compress to about a half, with a hole."""
     dice = random.Random(seed)
     data = bytearray(b"".join(dice.randbytes(512) * 2 for _ in range(-(-length // 1024)))[:length])
     data[length // 4 : length // 2] = bytes(length // 2 - length // 4)
@@ -88,7 +88,7 @@ def some_base(length: int, seed: int = 7) -> bytes:
 class Sender:
     """A user of a cloud, and a gateway.
 
-    :param user: whose token it is
+    :param user: whose token it uses
     """
 
     place: image_stores.Place
@@ -96,14 +96,14 @@ class Sender:
     user: str = "tenant"
 
     def queued(self, disk_format: str = "qcow2", **options: Any) -> ids.ImageId:
-        """Return an image that waits for its bytes."""
+        """Create an image without data; return its id."""
         record = {"disk_format": disk_format, "container_format": "bare"}
         record |= {"name": f"test-{uuid.uuid4()}", **options}
         made = self.place.ask(self.user, "POST", "/v2/images", json=record)
         return ids.parse_image_id(made.json()["id"])
 
     def record(self, image_id: str) -> dict[str, Any]:
-        """Return what Glance says of an image."""
+        """Return an image's record in Glance."""
         answer = self.place.ask("admin", "GET", f"/v2/images/{image_id}")
         record: dict[str, Any] = answer.json()
         return record
@@ -127,7 +127,7 @@ class Sender:
     def send(
         self, image_id: str, stream: Any, disk_format: str = "qcow2", **headers: str
     ) -> requests.Response:
-        """Send changes; returns with the end of the answer."""
+        """Send a delta; return the complete response."""
         return requests.put(
             self.url(image_id, disk_format),
             data=stream,
@@ -136,7 +136,7 @@ class Sender:
         )
 
     def compose(self, disk: Disk, base: ids.ImageId, disk_format: str = "qcow2") -> ids.ImageId:
-        """Return an image that was composed."""
+        """Create a flattened image; return its id."""
         image_id = self.queued(disk_format)
         last = lines_of(self.send(image_id, disk.stream(base), disk_format))[-1]
         assert last["state"] == "done", last
@@ -147,7 +147,7 @@ class Sender:
         return image_id
 
     def download(self, image_id: str) -> bytes:
-        """Return an image's bytes, as any client of Glance gets them."""
+        """Return an image's bytes as Glance serves them."""
         answer = self.place.ask(self.user, "GET", f"/v2/images/{image_id}/file")
         answer.raise_for_status()
         return answer.content
@@ -156,7 +156,7 @@ class Sender:
     def slowly(
         self, image_id: str, length_bytes: int, disk_format: str = "qcow2"
     ) -> Iterator[socket.socket]:
-        """Yield a connection on which a request has begun; its body is the test's to send."""
+        """Yield a connection after a request's head; the test sends the body."""
         where = parse.urlparse(self.url(image_id, disk_format))
         with socket.create_connection((where.hostname, where.port), DEADLINE_S) as link:
             link.sendall(
@@ -167,18 +167,18 @@ class Sender:
             yield link
 
     def counted(self, outcome: str) -> float:
-        """Return how many compositions ended so."""
+        """Return the number of flatten jobs with this outcome."""
         return self.gateway.counted("flatten_jobs_total", outcome=outcome)
 
 
 def lines_of(answer: requests.Response) -> list[dict[str, Any]]:
-    """Return the lines of an answer that says 200."""
+    """Return the lines of a response with status 200."""
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def rest_of(link: socket.socket) -> str:
-    """Return what comes on a connection until its end."""
+    """Return all further bytes of a connection."""
     parts = []
     with contextlib.suppress(ConnectionError):
         while part := link.recv(65536):
@@ -187,9 +187,9 @@ def rest_of(link: socket.socket) -> str:
 
 
 def check_qcow2(folder: pathlib.Path, image: bytes, content: bytes) -> dict[str, Any]:
-    """Check with QEMU's tools that a file is right and that a guest reads ``content`` in it.
+    """Check with QEMU's tools that a file is valid and its disk is ``content``.
 
-    :return: what ``qemu-img check`` says
+    :return: output of ``qemu-img check``
     """
     made, wanted = folder / "made.qcow2", folder / "wanted.raw"
     made.write_bytes(image)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cinder as plain processes: API, scheduler, and cinder-volume with backends on NFS shares.
+"""Cinder as plain processes: API, scheduler, and cinder-volume on NFS shares.
 
-The rule: a share is a folder of this machine; the backend's mount of it is a bind mount, because
-the kernel of the lab has no NFS client.
+A share is a folder of this machine, and its mount a bind mount, because the lab's kernel has no
+NFS client.
 """
 
 import functools
@@ -47,11 +47,11 @@ class Backend:
 
     @property
     def mount_point(self) -> pathlib.Path:
-        """Where cinder-volume mounts the share."""
+        """The mount point of the share in cinder-volume."""
         return self._base / hashlib.md5(self.export.encode(), usedforsecurity=False).hexdigest()
 
     def section(self) -> dict[str, object]:
-        """Return the group of its options."""
+        """Return the options of its group."""
         return {
             "volume_driver": self._driver,
             "volume_backend_name": self.name,
@@ -65,7 +65,7 @@ class Backend:
         }
 
     def mount(self) -> None:
-        """Make the share, and mount it."""
+        """Create the share, and mount it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.mount_point.mkdir(parents=True, exist_ok=True)
         if not runs.mounts_beneath(self.mount_point):
@@ -127,7 +127,7 @@ class CinderApi(api.Api):
         return ini.merged(_sections(self._lab, self.folder, self.url), own)
 
     def environment(self) -> Mapping[str, str]:
-        """Return nothing: its command names the file."""
+        """Return no variables: its command line has the file."""
         return {}
 
 
@@ -157,7 +157,7 @@ class Control(configured.Configured):
         return ini.merged(_sections(self._lab, self.folder, ""), own, groups)
 
     def environment(self) -> Mapping[str, str]:
-        """Let it find a ``mount.nfs``, for which the driver looks."""
+        """Return a PATH with a ``mount.nfs``, which the driver looks for."""
         tools = self.folder / "cinder" / "tools"
         tools.mkdir(parents=True, exist_ok=True)
         (tools / "mount.nfs").write_text("#!/bin/sh\nexit 1\n")
@@ -165,7 +165,7 @@ class Control(configured.Configured):
         return {"PATH": f"{tools}:{installed.BIN}:/usr/sbin:/usr/bin:/sbin:/bin"}
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the service in the foreground."""
+        """Return the service's command line."""
         return [installed.BIN / self.name, "--config-file", self.conf_file]
 
 
@@ -179,20 +179,20 @@ class Cinder:
         self.volume = Control("cinder-volume", lab, folder, backends)
 
     def services(self) -> list[daemon.Daemon]:
-        """Return them, those that others need first."""
+        """Return the services in start order."""
         return [self.api, self.scheduler, self.volume]
 
     @functools.cached_property
     def client(self) -> Any:
-        """The administrator's client of volumes, of the SDK."""
-        session = self._lab.session()  # of after the service was named in the catalog
+        """The SDK's volume client, as administrator."""
+        session = self._lab.session()  # made after the service is in the catalog
         made = openstack.connection.Connection(session=session, region_name=api.REGION)
         return made.block_storage
 
     def start(self) -> None:
-        """Make the database and the account, start the services, make the volume types.
+        """Create the database and the account, start the services, create volume types.
 
-        :raises errors.Unusable: a service does not start; shows the end of its log
+        :raises errors.Unusable: a service does not start; has the end of its log
         """
         self._prepare()
         cloud.start(self.services())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``openstack``, as users and operators of the lab's cloud run it.
+"""The command ``openstack``, run by users and operators of the lab's cloud.
 
-To import what it consists of takes five times as long as what it then does, so a process of the
-multiprocessing's fork server does that once, and each command is a fork of it.  The rule: a command
-shares no more than the modules; arguments, environment, output and status are its own.
+Its imports take five times as long as its work, so a fork server of multiprocessing imports them
+once, and each command is a fork of it.  A fork shares only the modules: arguments, environment,
+output and status are its own.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ _SHARED = ("openstackclient.shell", "acstor_osc.plugin", "openstack.connection")
 def openstack(
     lab: cloud.Cloud, user: str, *words: str | pathlib.Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``openstack …`` for one of :data:`accounts.USERS`; the status is for the caller.
+    """Run ``openstack …`` as one of :data:`accounts.USERS`; return status and output.
 
     :raises errors.Unusable: it does not end
     """
@@ -58,7 +58,7 @@ def openstack(
 def _run(
     argv: Sequence[str], environment: Mapping[str, str], streams: Sequence[pathlib.Path]
 ) -> None:
-    """Be the command, in a process of its own."""
+    """Run the command in this forked process."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT, 0o600), number)
     os.environ.clear()
@@ -67,5 +67,5 @@ def _run(
     from cliff import app
     from openstackclient import shell
 
-    app.App.NAME = argv[0]  # it takes the fork server's when it is imported
+    app.App.NAME = argv[0]  # its import takes it from the fork server
     sys.exit(shell.main())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OpenStack on this machine: its services, their order, and sessions of its users.
+"""An OpenStack on this machine: its services, their order, and user sessions.
 
-The rule: all that it has lies beneath one state folder, so two clouds do not meet.
+All of its files are beneath one state folder, so two clouds are independent.
 """
 
 import datetime
@@ -33,7 +33,7 @@ DISK_GB = 2
 
 
 class Cloud:
-    """The services beneath ``folder``; each can be stopped, killed and restarted by itself.
+    """The services beneath ``folder``, each with its own stop, kill and restart.
 
     :param hosts: names of the compute hosts
     """
@@ -50,9 +50,9 @@ class Cloud:
         self.computes = [compute.Compute(host, folder, needs) for host in hosts]
 
     def start_database(self) -> None:
-        """Start MariaDB alone; what is prepared for other services is in it if they are installed.
+        """Start only MariaDB, with the prepared databases if the services are installed.
 
-        :raises errors.Unusable: it does not start; shows the end of its log
+        :raises errors.Unusable: it does not start; has the end of its log
         """
         if installed.is_ready():
             prepared.restore(self.folder)
@@ -60,9 +60,9 @@ class Cloud:
         self.mariadb.wait_ready()
 
     def start_image_services(self) -> None:
-        """Start what images need (broker, database, Keystone, Glance) and wait for it.
+        """Start the services for images (broker, database, Keystone, Glance) and wait.
 
-        :raises errors.Unusable: a service does not start; shows the end of its log
+        :raises errors.Unusable: a service does not start; has the end of its log
         """
         self.rabbitmq.start()
         self.start_database()
@@ -80,9 +80,9 @@ class Cloud:
         }
 
     def start_compute_services(self) -> None:
-        """Start all that servers need, and wait until each compute host may be given one.
+        """Start the services for servers; wait until each compute host accepts them.
 
-        :raises errors.Unusable: a service does not start; shows the end of its log
+        :raises errors.Unusable: a service does not start; has the end of its log
         """
         for host in self.computes:
             host.machine.boot()
@@ -104,7 +104,7 @@ class Cloud:
             )
 
     def _may_build_on(self, host: compute.Compute, client: Any, began: datetime.datetime) -> bool:
-        """Say whether the host reported after ``began``, and the scheduler knows it."""
+        """Return whether the host reported after ``began``, and the scheduler knows it."""
         if host.pid is None:
             raise errors.Unusable(host.name, f"it has ended: {host.log()[-2000:]}")
         reports = [
@@ -117,13 +117,13 @@ class Cloud:
         return host.host in {hypervisor.name for hypervisor in client.hypervisors()}
 
     def services(self) -> list[daemon.Daemon]:
-        """Return all services, those that others need first."""
+        """Return all services in start order."""
         machines = [part for host in self.computes for part in host.daemons()]
         image_services = [self.mariadb, self.rabbitmq, self.keystone, self.glance]
         return [*image_services, self.neutron, *self.nova.services(), *machines]
 
     def stop(self) -> None:
-        """Stop every service that runs."""
+        """Stop all running services."""
         services = self.services()[::-1]
         for service in services:
             service.request_stop()
@@ -137,17 +137,17 @@ class Cloud:
     def connect(
         self, user: str = "admin", project: str | None = None
     ) -> openstack.connection.Connection:
-        """Return a connection of the SDK for one of :data:`accounts.USERS`."""
+        """Return the SDK connection of one of :data:`accounts.USERS`."""
         return accounts.connect(self.keystone.auth_url, user, project)
 
 
 def start(services: Sequence[daemon.Daemon]) -> None:
-    """Start services side by side."""
+    """Start services in parallel."""
     for service in services:
         service.start()
 
 
 def wait_ready(services: Sequence[daemon.Daemon]) -> None:
-    """Wait until all of them do their work."""
+    """Wait until all services are ready."""
     for service in services:
         service.wait_ready()

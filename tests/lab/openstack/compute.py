@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nova-compute with libvirt on a machine of the lab, and an acstor agent there if a test wants one.
+"""nova-compute with libvirt on a lab machine, and optionally an acstor agent.
 
-The rule: hosts differ by name and address only, so a server may be built on or moved to any.
+Hosts differ only in name and address, so a server can be built on or moved to any.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from tests.lab.openstack import nova
 
 
 def acstor_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
-    """Return what nova.conf says on a host with this agent."""
+    """Return nova.conf's acstor options on a host with this agent."""
     return {
         "DEFAULT": {"config_source": "acstor"},
         "acstor": {
@@ -34,13 +34,13 @@ def acstor_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
 
 
 class Compute(configured.Configured):
-    """A compute host: its machine, and nova-compute there."""
+    """A compute host: its machine and its nova-compute."""
 
     conf_name = "nova.conf"
 
     def __init__(self, host: str, folder: pathlib.Path, needs: nova.Needs) -> None:
         super().__init__(f"nova-compute-{host}", folder)
-        self.host = host  #: what Nova calls it
+        self.host = host  #: its name in Nova
         self.machine = machine.Machine(host, folder)
         self._needs = needs
 
@@ -65,13 +65,13 @@ class Compute(configured.Configured):
         )
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return nova-compute in the foreground, to be run on the machine."""
+        """Return nova-compute's command line on the machine."""
         command = [installed.BIN / "nova-compute", "--config-file", self.conf_file]
         return [*self.machine.enter(), *command]
 
     @property
     def instances(self) -> pathlib.Path:
-        """Where Nova's instances on this host are seen from outside of it."""
+        """The path of this host's instances, as seen from outside."""
         return self.machine.home / "nova" / "instances"
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class Compute(configured.Configured):
         super().start()
 
     def crash(self) -> None:
-        """End everything on this host at once, guests too, as if it had lost power."""
+        """Kill all processes on this host, including guests, like a power failure."""
         self.kill()
         self.machine.kill()
 
@@ -93,19 +93,19 @@ class Compute(configured.Configured):
         ring_file: pathlib.Path | None = None,
         **options: object,
     ) -> Iterator[agents.Agent]:
-        """Run an acstor agent that keeps nothing yet; options are those of [acstor_agent]."""
+        """Run an acstor agent with an empty cache; options are those of [acstor_agent]."""
         metrics = {"metrics_listen": f"{self.machine.address}:9464", "metrics_by_image": True}
         running = agents.Agent(
             self.machine.inside, "", ring_file, sections=sections, **{**metrics, **options}
         )
         running.clear()
         for base in (self.instances / "_base").glob("*"):
-            if base.is_symlink():  # to an image of an earlier agent
+            if base.is_symlink():  # links to an earlier agent's mirrors
                 base.unlink()
         with running:
             running.wait_ready()
             yield running
 
     def daemons(self) -> list[daemon.Daemon]:
-        """Return the machine, what always runs on it, and nova-compute."""
+        """Return the machine, its permanent daemons, and nova-compute."""
         return [*self.machine.daemons(), self]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service of OpenStack with a configuration file that a test may change.
+"""An OpenStack service with a configuration file that tests can change.
 
-The rule: a service's own options are written first, those that a test adds after them, so a test
-may change any of them (:meth:`Configured.changed`).
+A service's own options come first, a test's options after them, so a test can override any
+(:meth:`Configured.changed`).
 """
 
 import contextlib
@@ -21,11 +21,11 @@ class Configured(daemon.Daemon):
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         super().__init__(name, folder)
         self.conf_folder = folder / "etc" / name
-        self.changes: ini.Sections = {}  #: what its next start adds to its own options
+        self.changes: ini.Sections = {}  #: options that its next start adds to its own
 
     @property
     def conf_file(self) -> pathlib.Path:
-        """The file that says how it is configured."""
+        """Its configuration file."""
         return self.conf_folder / self.conf_name
 
     def sections(self) -> ini.Sections:
@@ -38,11 +38,11 @@ class Configured(daemon.Daemon):
 
     @contextlib.contextmanager
     def changed(self, changes: ini.Sections) -> Iterator[None]:
-        """Let it run with these options added to its own, until the block is over.
+        """Run it with these options added to its own, for the block.
 
-        Inside of another such block these take the place of that one's, until this one is over.
+        A nested block's options replace the outer ones until its end.
 
-        :raises errors.Unusable: it does not start with them; shows the end of its log
+        :raises errors.Unusable: it does not start with them; has the end of its log
         """
         before, self.changes = self.changes, changes
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of the lab's OpenStack: started, waited for, ended by its id, its log kept.
+"""A process of the lab's OpenStack: start, readiness, stop by its pid, log.
 
-The rule: who starts a process writes down its id and start time beneath the state folder at once,
-so that any later command, or the next run after a killed one, ends exactly what this one started.
+A start records the pid and its start time beneath the state folder at once, so any later command,
+or the next run after a killed one, stops exactly this process.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ STOP_DEADLINE_S = 30.0
 
 
 def port_of(folder: pathlib.Path, name: str) -> int:
-    """Return the port of ``name`` in this state folder: chosen once, then always the same."""
+    """Return the port of ``name`` in this state folder, chosen at first use."""
     record = folder / "run" / f"{name}.port"
     if not record.exists():
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -35,16 +35,16 @@ def port_of(folder: pathlib.Path, name: str) -> int:
 
 
 def is_listening(port: int, address: str = LOOPBACK) -> bool:
-    """Say whether somebody accepts connections there."""
+    """Return whether a port accepts connections."""
     with contextlib.suppress(OSError), socket.create_connection((address, port), 5.0):
         return True
     return False
 
 
 class Daemon:
-    """One process that runs until it is stopped.
+    """A process that runs until it is stopped.
 
-    A subclass says what to run (:meth:`argv`), in which environment, and when it is ready.
+    A subclass defines the command (:meth:`argv`), its environment, and its readiness.
 
     :param folder: the state folder that all daemons of one cloud share
     """
@@ -54,7 +54,7 @@ class Daemon:
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         self.name, self.folder = name, folder
         self.log_path = folder / "log" / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None  # only keeps it from the collector
+        self._process: subprocess.Popen[bytes] | None = None  # protects it from garbage collection
         self._record = folder / "run" / f"{name}{runs.RECORD_SUFFIX}"
 
     def argv(self) -> Sequence[str | pathlib.Path]:
@@ -62,32 +62,32 @@ class Daemon:
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
-        """Return what is added to the few variables that every daemon gets."""
+        """Return environment variables besides the common ones."""
         return {}
 
     def is_ready(self) -> bool:
-        """Say whether the running process does its work."""
+        """Return whether the running process is ready."""
         return True
 
     def configure(self) -> None:
-        """Write what the process reads when it starts."""
+        """Write the files that the process reads at its start."""
 
     @property
     def mark(self) -> str:
-        """What a file system is called that only this one and what it started can see."""
+        """The name of a file system that only this process and its children see."""
         return runs.mark_of(self._record)
 
     @property
     def pid(self) -> int | None:
-        """The process' id, whoever started it; None if it is not running."""
+        """The pid, also if started by another run; None if it is not running."""
         return runs.recorded_pid(self._record)
 
     def log(self) -> str:
-        """Return what it has written so far."""
+        """Return its output so far."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def start(self) -> None:
-        """Start it, if it is not running; does not wait until it is ready."""
+        """Start it, if it is not running, without waiting."""
         if self.pid is not None:
             return
         for path in (self.log_path, self._record):
@@ -96,7 +96,7 @@ class Daemon:
         with self.log_path.open("ab") as out:
             self._process = subprocess.Popen(
                 self.argv(),
-                cwd=self.log_path.parent,  # where dumps of crashes go
+                cwd=self.log_path.parent,  # for core dumps
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -115,9 +115,9 @@ class Daemon:
         }
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
-        """Wait until it does its work.
+        """Wait until it is ready.
 
-        :raises errors.Unusable: it ended or took too long; shows the end of its log
+        :raises errors.Unusable: it ended or took too long; has the end of its log
         """
         runs.wait_for(self._is_alive_and_ready, deadline_s, self.name, self.log)
 
@@ -127,7 +127,7 @@ class Daemon:
         return self.is_ready()
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and all that it started; return after SIGSTOP when it is stopped."""
+        """Signal it and its children; after SIGSTOP, return when all are stopped."""
         if (pid := self.pid) is None:
             return
         os.killpg(pid, number)
@@ -135,12 +135,12 @@ class Daemon:
             runs.wait_for(lambda: _is_stopped(pid), 10.0, f"{self.name} to stop", str)
 
     def request_stop(self) -> None:
-        """Ask it to end, without waiting."""
+        """Send it the stop signal, without waiting."""
         if (pid := self.pid) is not None:
             os.kill(pid, self.stop_signal)
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
-        """End it and what it started: in good order, by force after ``deadline_s``."""
+        """Stop it and its children; kill them after ``deadline_s``."""
         self.request_stop()
         end = time.monotonic() + deadline_s
         while self.pid is not None and time.monotonic() < end:
@@ -148,11 +148,11 @@ class Daemon:
         self.kill()
 
     def kill(self) -> None:
-        """End it and what it started at once, without warning."""
+        """Kill it and its children."""
         runs.kill_recorded(self._record)
 
     def restart(self) -> None:
-        """Stop it, read its configuration again, and wait until it is ready."""
+        """Restart it with its current configuration, and wait until it is ready."""
         self.stop()
         self.start()
         self.wait_ready()

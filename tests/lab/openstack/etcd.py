@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""etcd of the distribution as a plain process with a data folder of its own, on the loopback."""
+"""The distribution's etcd as a plain process on the loopback."""
 
 import pathlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from tests.lab.openstack import daemon
 
 
 class Etcd(daemon.Daemon):
-    """One member; :attr:`url` is what tooz wants."""
+    """One member; :attr:`url` is the URL for tooz."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("etcd", folder)
@@ -17,11 +17,11 @@ class Etcd(daemon.Daemon):
 
     @property
     def url(self) -> str:
-        """Where instances agree on the one that leads."""
+        """The coordination URL of leader election."""
         return f"etcd3+http://{daemon.LOOPBACK}:{self.port}"
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         here, peer = (f"http://{daemon.LOOPBACK}:{n}" for n in (self.port, self._peer_port))
         return [
             "/usr/bin/etcd",
@@ -35,5 +35,5 @@ class Etcd(daemon.Daemon):
         ]
 
     def is_ready(self) -> bool:
-        """Say whether it listens."""
+        """Return whether it listens."""
         return daemon.is_listening(self.port)

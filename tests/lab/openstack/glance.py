@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance as a plain process: file store, import methods, notifications on the broker.
+"""Glance as a plain process with a file store, import methods and notifications.
 
-The rule: every image lies below the state folder.
+All images are below the state folder.
 """
 
 import pathlib
@@ -18,11 +18,11 @@ from tests.lab.openstack import rabbitmq
 
 
 def is_imported(record: Mapping[str, Any]) -> bool:
-    """Say whether an import is over, from the image's record.
+    """Return whether an import is over, by the image's record.
 
-    Glance calls an image active before the import's task has ended.  Who deletes it in between may
-    get 500: the task takes its own properties away at the same time, which Glance's database layer
-    does not expect.
+    Glance sets an image active before the import's task has ended.  A deletion in between may fail
+    with 500: the task deletes its own properties at the same time, which Glance's database layer
+    does not handle.
     """
     return record["status"] == "active" and "os_glance_import_task" not in record
 
@@ -33,7 +33,7 @@ class Glance(api.Api):
     module = "glance.wsgi.api"
     conf_name = "glance-api.conf"
     folder_variable = "OS_GLANCE_CONFIG_DIR"
-    # Uploads by nova-compute come in chunks with pauses; uWSGI gives up after 4 s otherwise.
+    # nova-compute's uploads are chunked with pauses; uWSGI's default timeout is 4 s.
     more_arguments = (
         *("--chunked-input-timeout", "600", "--chunked-input-limit", "67108864"),
         *("--socket-timeout", "600"),
@@ -49,10 +49,10 @@ class Glance(api.Api):
         super().__init__("glance", folder)
         self._database, self._broker, self._identity = database, broker, identity
         self.data = folder / "glance"
-        self.images = self.data / "images"  #: the file store: one file for each image, by its id
+        self.images = self.data / "images"  #: the file store: one file per image, by its id
 
     def configure(self) -> None:
-        """Write its configuration and make its folders."""
+        """Write its configuration and create its folders."""
         for name in ("images", "staging", "tasks", "locks"):
             (self.data / name).mkdir(parents=True, exist_ok=True)
         super().configure()
@@ -73,7 +73,7 @@ class Glance(api.Api):
             "fs": {"filesystem_store_datadir": self.images},
             "os_glance_staging_store": {"filesystem_store_datadir": self.data / "staging"},
             "os_glance_tasks_store": {"filesystem_store_datadir": self.data / "tasks"},
-            "oslo_concurrency": {"lock_path": self.data / "locks"},  # new locations need it
+            "oslo_concurrency": {"lock_path": self.data / "locks"},  # required for new locations
             "oslo_messaging_notifications": {"driver": "messagingv2"},
             "paste_deploy": {
                 "flavor": "keystone",
@@ -83,5 +83,5 @@ class Glance(api.Api):
         }
 
     def commands(self) -> list[list[str | pathlib.Path]]:
-        """Return the commands that fill an empty database."""
+        """Return the commands that initialize the database."""
         return [[installed.BIN / "glance-manage", "--config-file", self.conf_file, "db_sync"]]

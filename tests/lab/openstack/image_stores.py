@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cloud whose Glance has a store of each kind, and the gateway that reads them.
 
-The rule: what stands here is what operators run; tests change it through its parts, and
-:meth:`Place.start` brings up again whatever a test has ended.
+Services are those of production; :meth:`Place.start` restarts those that a test has stopped.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ DELETE_S = 45.0
 STORES = ("fs", "s3", "swift", "rbd")
 DATA = random.Random(17).randbytes(MIB + 777)
 LARGE = random.Random(18).randbytes(9 * MIB + MIB // 2 + 5)
-"""Uploaded to S3 in several parts, to Swift in segments, and not aligned to either."""
+"""An S3 upload in several parts, a Swift one in segments, aligned to neither."""
 
 _INTO_S3: ini.Sections = {"glance_store": {"default_backend": "s3"}}
 
@@ -54,17 +53,17 @@ class Place:
     gateway: acstor_gateway.Gateway
 
     def start(self) -> None:
-        """Start what does not run, and wait until it serves."""
+        """Start stopped services, and wait until all are ready."""
         self.start_stores()
         self.gateway.start()
         self.gateway.wait_ready()
 
     def stores(self) -> ini.Sections:
-        """Return what Glance's configuration says of its stores."""
+        """Return Glance's options of its stores."""
         return acstor_gateway.stores(self.lab, self.objects, self.ceph)
 
     def start_stores(self) -> None:
-        """Start Glance and its stores, if they are not up."""
+        """Start Glance and its stores, if they are stopped."""
         self.lab.start_image_services()
         self.objects.start()
         if self.ceph:
@@ -74,7 +73,7 @@ class Place:
         return str(self.lab.session(user).get_token())
 
     def upload(self, store: str, data: bytes = DATA, **options: Any) -> ids.ImageId:
-        """Upload a tenant's private image to one of the stores."""
+        """Upload a tenant's private image to a store; return its id."""
         if store == "rbd" and self.ceph is None:
             pytest.skip("Ceph is not installed: run tools/install.sh")
         record = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
@@ -82,13 +81,13 @@ class Place:
         image_id = self.ask("tenant", "POST", "/v2/images", json=record).json()["id"]
         headers = {"Content-Type": "application/octet-stream", "X-Image-Meta-Store": store}
         path = f"/v2/images/{image_id}/file"
-        # In chunks, as glanceclient sends it: of a length that it knows Glance's driver for Swift
-        # cannot store the last segment, if that is shorter than the others (glance_store 5.7).
+        # Chunked, as glanceclient does: with a known length, Glance's Swift driver cannot store a
+        # shorter last segment (glance_store 5.7).
         self.ask("tenant", "PUT", path, data=iter([data]), headers=headers).raise_for_status()
         return ids.parse_image_id(image_id)
 
     def ask(self, user: str, method: str, path: str, **options: Any) -> requests.Response:
-        """Ask Glance."""
+        """Send a request to Glance."""
         return ask(self.lab, user, method, path, **options)
 
     def read(
@@ -99,13 +98,13 @@ class Place:
         at: acstor_gateway.Gateway | None = None,
         token: str | None = None,
     ) -> requests.Response:
-        """Ask the gateway for a range, with a token, or else one of a user's."""
+        """Read a range from the gateway, with a token; None: the user's."""
         headers = {"X-Auth-Token": token or self.token(user), "Range": wanted}
         url = f"{(at or self.gateway).url}/v1/images/{image_id}/file"
         return requests.get(url, headers=headers, timeout=30)
 
     def on_the_web(self, web: http_server.LocalServer, user: str = "admin") -> ids.ImageId:
-        """Return an image that lies on a web server, as its location says."""
+        """Add an image with an HTTP location; return its id."""
         record = {"disk_format": "raw", "container_format": "bare", "name": "web"}
         image_id = self.ask(user, "POST", "/v2/images", json=record).json()["id"]
         where = {"url": f"{web.url}image"}
@@ -119,7 +118,7 @@ class Place:
         return ids.parse_image_id(image_id)
 
     def s3(self, words: str) -> None:
-        """Do something to the objects of S3, as one who has its keys: ``s3`` is a client."""
+        """Run Python code with an S3 client ``s3`` that has the store's credentials."""
         options = {
             "endpoint_url": self.objects.s3_url,
             "aws_access_key_id": swift.S3_USER,
@@ -130,14 +129,14 @@ class Place:
 
 
 def ask(lab: cloud.Cloud, user: str, method: str, path: str, **options: Any) -> requests.Response:
-    """Ask Glance."""
+    """Send a request to Glance."""
     where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
     session = accounts.kept_session(lab.keystone.auth_url, user)
     return session.request(path, method, **where, **options)
 
 
 def said(answer: requests.Response, status: int) -> str:
-    """Return the words of a refusal with this status; no store's password is in them."""
+    """Return the message of an error with this status; it must contain no password."""
     assert answer.status_code == status, answer.text
     words: str = answer.json()["error"]["message"]
     assert api.PASSWORD not in words
@@ -146,12 +145,12 @@ def said(answer: requests.Response, status: int) -> str:
 
 @contextlib.contextmanager
 def no_image_left(lab: cloud.Cloud, start: Callable[[], None]) -> Iterator[None]:
-    """Delete, when the block ends, the images that were made in it.
+    """Delete, after the block, the images created in it.
 
-    Without its store nobody can delete an image, and Glance's lists would fail of it.  One that is
-    in use, as Ceph has it for a while after a read, is tried again.
+    An image without its store cannot be deleted, and would break Glance's lists.  The deletion is
+    retried for an image in use, as in Ceph for a while after a read.
 
-    :param start: starts Glance and the stores, if a test has ended them
+    :param start: starts Glance and the stores, if a test has stopped them
     """
 
     def images() -> set[str]:
@@ -175,7 +174,7 @@ def no_image_left(lab: cloud.Cloud, start: Callable[[], None]) -> Iterator[None]
 
 @contextlib.contextmanager
 def running(lab: cloud.Cloud) -> Iterator[Place]:
-    """Let a cloud have all stores, and a gateway, until the block is over."""
+    """Run a cloud with all stores and a gateway for the block."""
     lab.start_image_services()
     objects = swift.Swift(lab.folder, lab.keystone)
     cluster = ceph.Ceph(lab.folder) if ceph.is_installed() else None
@@ -201,13 +200,12 @@ def running(lab: cloud.Cloud) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def images_in_s3(lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
-    """Let Glance put what is uploaded into S3 until the block ends; yield the gateway.
+    """Let Glance store uploads in S3 for the block; yield the gateway.
 
-    Nothing is converted or copied for anybody: what reads images goes through Glance or the
-    gateway, which have the store's credentials.  Keystone's catalog names the gateway.  Glance is
-    restarted, so it must run already.
+    Images are not converted or copied: all reads go through Glance or the gateway, which have the
+    store's credentials.  Keystone's catalog has the gateway.  It restarts Glance, which must run.
 
-    :raises errors.Unusable: a server does not start; shows the end of its log
+    :raises errors.Unusable: a server does not start; has the end of its log
     """
     objects = swift.Swift(lab.folder, lab.keystone)
     gateway = acstor_gateway.Gateway(lab, lab.folder)

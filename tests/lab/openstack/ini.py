@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files of OpenStack services, made of dictionaries of sections.
+"""Configuration files of OpenStack services, made from dictionaries of sections.
 
-The rule: a later section adds to an earlier one of the same name and wins over its options.
+A later section extends an earlier one of the same name and overrides its options.
 """
 
 import configparser
@@ -13,7 +13,7 @@ Sections: TypeAlias = Mapping[str, Mapping[str, object]]
 
 
 def merged(*parts: Sections) -> dict[str, dict[str, object]]:
-    """Return all sections of ``parts`` as one configuration."""
+    """Return the merged sections of ``parts``."""
     whole: dict[str, dict[str, object]] = {}
     for part in parts:
         for name, options in part.items():
@@ -22,7 +22,7 @@ def merged(*parts: Sections) -> dict[str, dict[str, object]]:
 
 
 def write(path: pathlib.Path, *parts: Sections) -> None:
-    """Write the configuration that ``parts`` are together."""
+    """Write the merged sections of ``parts``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parser = configparser.ConfigParser(interpolation=None, default_section="")
     parser.read_dict(merged(*parts))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The virtualenv of the OpenStack services, ``.venv-openstack``: made here, and looked at by tests.
+"""The virtualenv of the OpenStack services, ``.venv-openstack``.
 
-The rule: it has exactly the versions of ``requirements.txt``, and this checkout's acstor editable,
-so that the services load the plug-ins that are being worked on.
+It has exactly the versions of ``requirements.txt``, and this checkout's acstor as editable, so the
+services load the current plug-ins.
 """
 
 import fcntl
@@ -32,11 +32,11 @@ _SYSTEM_PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")
 _AT_START = """\
 import atexit, gc; gc.set_threshold(10_000, 20, 100); atexit.register(gc.freeze)
 """
-"""What each of its processes runs first: half of a service's start would be garbage collection."""
+"""Start-up code of its processes: garbage collection takes half of a start."""
 
 
 def key() -> str:
-    """Return what stands for this list of versions in names of files."""
+    """Return a key of this list of versions, for file names."""
     return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
 
 
@@ -50,12 +50,12 @@ def _has(stamp: pathlib.Path, value: str) -> bool:
 
 
 def packages() -> pathlib.Path:
-    """Return the folder of what is installed there; acstor is not in it, but a link to it."""
+    """Return the folder of the installed packages; acstor is a link in it."""
     return next(VENV.glob("lib/python3*/site-packages"))
 
 
 def is_ready() -> bool:
-    """Say whether the virtualenv has the wanted versions."""
+    """Return whether the virtualenv has the wanted versions."""
     return _has(_RELEASES, key())
 
 
@@ -69,9 +69,8 @@ def _run(*argv: str | pathlib.Path) -> None:
 
 
 def _pip(*arguments: str | pathlib.Path) -> None:
-    # Not `python -m pip`: that looks for what is installed in the current folder first, and would
-    # leave the entry points of an older acstor behind when the folder is the checkout.
-    # Most modules are never imported; Python compiles those that are.
+    # Not `python -m pip`: it searches the current folder first, and in the checkout it would keep
+    # an older acstor's entry points.  No compilation: most modules are never imported.
     _run(BIN / "pip", "--disable-pip-version-check", "install", "--no-compile", *arguments)
 
 
@@ -88,7 +87,7 @@ def _install_checkout() -> None:
 
 
 def _link_ceph() -> None:
-    """Let the services load the distribution's bindings of Ceph, which no package index has."""
+    """Link the distribution's Ceph bindings, which are in no package index."""
     folder = packages()
     for name in ("rados", "rbd"):
         for file in _SYSTEM_PACKAGES.glob(f"{name}.cpython-*.so"):
@@ -98,14 +97,14 @@ def _link_ceph() -> None:
 
 
 def _tune_garbage_collector() -> None:
-    """Let processes look for garbage rarely, and not at their end."""
+    """Make processes collect garbage rarely, and not at exit."""
     (packages() / "acstor-lab.pth").write_text(_AT_START)
 
 
 def install() -> None:
-    """Make the virtualenv, or bring it up to date; looks only when nothing has changed.
+    """Make or update the virtualenv; do nothing if its inputs are unchanged.
 
-    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    :raises errors.Unusable: a package cannot be installed; has pip's output
     """
     with REQUIREMENTS.open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -118,14 +117,14 @@ def install() -> None:
 
 
 def has_cinder() -> bool:
-    """Say whether the virtualenv has Cinder."""
+    """Return whether the virtualenv has Cinder."""
     return is_ready() and _has(_CINDER, CINDER_REQUIREMENTS.read_text())
 
 
 def install_cinder() -> None:
     """Make the virtualenv, and add Cinder.
 
-    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    :raises errors.Unusable: a package cannot be installed; has pip's output
     """
     install()
     with CINDER_REQUIREMENTS.open() as lock:
@@ -141,14 +140,14 @@ def _tempest_key() -> str:
 
 
 def has_tempest() -> bool:
-    """Say whether the virtualenv has Tempest and the plugin of this checkout."""
+    """Return whether the virtualenv has Tempest and this checkout's plug-in."""
     return is_ready() and _has(_TEMPEST, _tempest_key())
 
 
 def install_tempest() -> None:
     """Make the virtualenv, and add Tempest and acstor's plug-in for it.
 
-    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    :raises errors.Unusable: a package cannot be installed; has pip's output
     """
     install()
     with TEMPEST_REQUIREMENTS.open() as lock:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keystone as a plain process.
 
-The rule: its keys lie beneath the state folder, and hashing of passwords is as cheap as it can be,
-since every request for a token pays for it.
+Its keys are beneath the state folder.  Password hashing uses the lowest cost, since each token
+request needs it.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ class Keystone(api.Api):
 
     @property
     def auth_url(self) -> str:
-        """Where clients sign in."""
+        """The authentication URL."""
         return f"{self.url}/v3"
 
     def sections(self) -> ini.Sections:
@@ -44,7 +44,7 @@ class Keystone(api.Api):
         }
 
     def commands(self) -> list[list[str | pathlib.Path]]:
-        """Return the commands that fill an empty database and make the keys."""
+        """Return the commands that initialize the database and make the keys."""
         for keys in ("tokens", "credentials"):
             (self.keys / keys).mkdir(parents=True, exist_ok=True, mode=0o700)
         manage = [installed.BIN / "keystone-manage", "--config-file", self.conf_file]

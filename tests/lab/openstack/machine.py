@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A compute host on this machine: a host name, a view of the file system, an address of its own.
+"""A compute host on this machine: its own host name, mount namespace and address.
 
-A mount namespace hides the folders that one machine has once and each host needs for itself: those
-of libvirt and of run-time files, and Nova's instances, whose path must be the same on all hosts
-for live migration.  All of 127.0.0.0/8 is the loopback, so an address costs nothing.
+A mount namespace hides the folders that each host needs for itself: those of libvirt, run-time
+files, and Nova's instances, whose path must be the same on all hosts for live migration.  Its
+address is one of 127.0.0.0/8.
 
-The rule: who belongs to the host is found by its mark, the name of its file system at ``/run``; so
-whatever was started there ends with it, guests and daemons of daemons included.
+The name of its file system at ``/run`` marks all its processes, so a stop ends all of them,
+including guests and daemons of daemons.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ _MIGRATIONS = 32
 
 
 def _address_of(folder: pathlib.Path, name: str) -> str:
-    """Return an address of the loopback: chosen once, then always the same."""
+    """Return a loopback address, chosen at first use."""
     record = folder / "run" / f"{name}.address"
     if not record.exists():
         record.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ def _address_of(folder: pathlib.Path, name: str) -> str:
 
 
 def _addresses(folder: pathlib.Path) -> dict[str, str]:
-    """Return the address of each machine of the cloud: Nova copies files from one to another."""
+    """Return the address of each machine of the cloud: Nova copies files between them."""
     records = sorted((folder / "run").glob("*.address"))
     return {record.stem: record.read_text() for record in records}
 
 
 @dataclasses.dataclass(frozen=True)
 class Inside(network.Host):
-    """The machine for those who start things there: agents, commands of a test."""
+    """The machine as a place to start agents and commands."""
 
     machine: "Machine"
 
@@ -107,7 +107,7 @@ class Inside(network.Host):
         return [*self.machine.enter(), *map(str, argv)]
 
     def mounts_beneath(self, folder: pathlib.Path) -> list[str]:
-        """Return the mount points that this machine has at or below ``folder``."""
+        """Return the machine's mount points at or below ``folder``."""
         return runs.mounts_beneath(folder, str(self.machine.pid))
 
 
@@ -116,7 +116,7 @@ class Machine(daemon.Daemon):
 
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         super().__init__(name, folder)
-        self.home = folder / "hosts" / name  #: what the host has for itself
+        self.home = folder / "hosts" / name  #: the host's own files
         self.address = _address_of(folder, name)
         self._ssh_port = daemon.port_of(folder, "ssh")
         self._migration_port = daemon.port_of(folder, f"{name}-migration")
@@ -133,7 +133,7 @@ class Machine(daemon.Daemon):
         return Inside(self.name, "", self.address, self.home, self)
 
     def enter(self) -> list[str]:
-        """Return the words that let a command run on this machine.
+        """Return the command prefix that enters this machine.
 
         :raises errors.Unusable: it is not running
         """
@@ -142,7 +142,7 @@ class Machine(daemon.Daemon):
         return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", f"--uts=/proc/{self.pid}/ns/uts"]
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return what makes the namespaces and stays."""
+        """Return the command that makes the namespaces and sleeps."""
         binds = [word for pair in self._binds().items() for word in pair]
         return [
             *("unshare", "--mount", "--uts", "--propagation", "private"),
@@ -151,7 +151,7 @@ class Machine(daemon.Daemon):
         ]
 
     def _binds(self) -> dict[pathlib.Path, str | pathlib.Path]:
-        """Return which of the host's own files and folders hide which of the machine's."""
+        """Return the bind mounts: this machine's path, by the host's own path."""
         return {
             self.home / "nova": self.folder / "nova",
             self.home / "libvirt": "/var/lib/libvirt",
@@ -163,7 +163,7 @@ class Machine(daemon.Daemon):
         }
 
     def configure(self) -> None:
-        """Write what libvirt and sshd of this host read, and make its folders."""
+        """Write the configuration of libvirt and sshd, and create the host's folders."""
         self._ready.unlink(missing_ok=True)
         for own, machines in self._binds().items():
             if own.name != "hosts":
@@ -190,7 +190,7 @@ class Machine(daemon.Daemon):
         (self.home / "ssh-etc" / "lab.conf").write_text(_SSH.format(**ssh))
 
     def _keys(self) -> pathlib.Path:
-        """Return the folder of the keys that all hosts of this cloud share."""
+        """Return the folder of the SSH keys that all hosts of this cloud share."""
         keys = self.folder / "ssh"
         keys.mkdir(exist_ok=True)
         for name in ("host", "user"):
@@ -199,13 +199,13 @@ class Machine(daemon.Daemon):
         return keys
 
     def is_ready(self) -> bool:
-        """Say whether everything of the host lies where it belongs."""
+        """Return whether all bind mounts exist."""
         return self._ready.exists()
 
     def boot(self) -> None:
         """Start the host and its daemons, without waiting for libvirt.
 
-        :raises errors.Unusable: the host does not start; shows the end of its log
+        :raises errors.Unusable: the host does not start; has the end of its log
         """
         self.start()
         self.wait_ready()
@@ -215,7 +215,7 @@ class Machine(daemon.Daemon):
     def wait_booted(self) -> None:
         """Wait until guests can be started on it.
 
-        :raises errors.Unusable: libvirt does not answer; shows the end of its log
+        :raises errors.Unusable: libvirt does not answer; has the end of its log
         """
         log = self._daemons[1].log
         runs.wait_for(self._has_libvirt, daemon.READY_DEADLINE_S, self.name, log)
@@ -228,11 +228,11 @@ class Machine(daemon.Daemon):
         return True
 
     def virsh(self, *words: str) -> str:
-        """Run a command of libvirt's on this host and return what it writes."""
+        """Run a virsh command on this host and return its output."""
         return self.inside.run(["virsh", "--connect", "qemu:///system", *words])
 
     def daemons(self) -> list[daemon.Daemon]:
-        """Return the host and what always runs on it."""
+        """Return the host and its permanent daemons."""
         return [self, *self._daemons]
 
 
@@ -246,5 +246,5 @@ class Inmate(daemon.Daemon):
         self.machine, self._command = machine, command
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return its command, to be run on the machine."""
+        """Return its command line on the machine."""
         return [*self.machine.enter(), *self._command]

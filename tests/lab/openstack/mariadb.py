@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB of the distribution as a plain process with a data folder of its own.
+"""The distribution's MariaDB as a plain process with a data folder of its own.
 
-The rule: it listens on the loopback only and asks nobody for a password; what is in it lives as
-long as its folder.
+It listens on the loopback only, without passwords; its data live as long as its folder.
 """
 
 import pathlib
@@ -14,7 +13,7 @@ import pymysql
 from tests.lab import runs
 from tests.lab.openstack import daemon
 
-_FAST = (  # what it holds need not survive a power failure
+_FAST = (  # its data need not survive a power failure
     "--innodb-flush-log-at-trx-commit=0",
     "--innodb-flush-method=nosync",
     "--skip-innodb-doublewrite",
@@ -26,7 +25,7 @@ _FAST = (  # what it holds need not survive a power failure
 
 
 class MariaDB(daemon.Daemon):
-    """The database server; :meth:`url` is what ``connection`` of oslo.db wants."""
+    """The database server; :meth:`url` is ``connection`` of oslo.db."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("mariadb", folder)
@@ -34,7 +33,7 @@ class MariaDB(daemon.Daemon):
         self.data = folder / "mariadb"
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         return [
             "/usr/sbin/mariadbd",
             "--no-defaults",
@@ -53,7 +52,7 @@ class MariaDB(daemon.Daemon):
         ]
 
     def configure(self) -> None:
-        """Make the system's tables if there are none yet."""
+        """Create the system tables if they are missing."""
         if (self.data / "mysql").is_dir():
             return
         runs.tool(
@@ -68,7 +67,7 @@ class MariaDB(daemon.Daemon):
         )
 
     def is_ready(self) -> bool:
-        """Say whether it answers a query."""
+        """Return whether it answers a query."""
         try:
             self.execute("SELECT 1")
         except pymysql.err.OperationalError:
@@ -88,11 +87,11 @@ class MariaDB(daemon.Daemon):
         return rows
 
     def url(self, database: str) -> str:
-        """Return where oslo.db finds ``database``."""
+        """Return the URL of ``database`` for oslo.db."""
         return f"mysql+pymysql://root@{daemon.LOOPBACK}:{self.port}/{database}"
 
     def new_database(self, name: str) -> str:
-        """Make an empty database, in place of one of that name, and return its URL."""
+        """Create an empty database, replacing one of that name; return its URL."""
         self.execute(
             f"DROP DATABASE IF EXISTS `{name}`",
             f"CREATE DATABASE `{name}` CHARACTER SET utf8mb3",

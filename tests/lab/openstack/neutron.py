@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest network service that Nova is content with, for servers without networks.
+"""A minimal network service for Nova, for servers without networks.
 
-The rule: it has no ports and no networks, refuses to make any, and answers every list with an
-empty one.  ``application`` is what the WSGI server loads; :class:`Neutron` runs it.
+It has no ports and no networks, refuses to create any, and returns empty lists.
+``application`` is the WSGI application; :class:`Neutron` runs it.
 """
 
 import json
@@ -28,10 +28,10 @@ class Neutron(api.Api):
     module = "tests.lab.openstack.neutron"
 
     def configure(self) -> None:
-        """Do nothing: there is nothing to configure."""
+        """Do nothing: there is no configuration."""
 
     def environment(self) -> Mapping[str, str]:
-        """Return nothing, for it reads no configuration."""
+        """Return no variables: there is no configuration."""
         return {}
 
 
@@ -43,7 +43,7 @@ def _answer(method: str, parts: list[str], host: str) -> tuple[str, dict[str, An
     if method == "DELETE":
         return "204 No Content", None
     if method == "GET" and parts[1:2] == ["quotas"] and len(parts) == 3:
-        return "200 OK", _NO_LIMITS  # Nova looks before it builds a server with a network
+        return "200 OK", _NO_LIMITS  # Nova checks it before it builds a server with a network
     if method != "GET" or len(parts) > 2:
         return "404 Not Found", {"NeutronError": {"type": "NotFound", "message": "", "detail": ""}}
     if not parts:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement and Nova as plain processes: API, conductor, scheduler, and what all of Nova shares.
+"""Placement and Nova as plain processes: APIs, conductor, scheduler, options.
 
-The rule: every part of Nova reads the same options; only those that may see the databases are told
-where they are.
+All parts of Nova have the same options; only those with database access have the databases' URLs.
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ _PRIVILEGED = (
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """The services that Nova cannot do without."""
+    """The services that Nova depends on."""
 
     database: mariadb.MariaDB
     broker: rabbitmq.RabbitMQ
@@ -39,7 +38,7 @@ class Needs:
 
 
 def shared_sections(folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path) -> ini.Sections:
-    """Return what every part of Nova is told; ``conf_file`` is where it will be written."""
+    """Return the common options of Nova; ``conf_file`` is their future file."""
     auth_url = needs.identity.auth_url
     signs_in = {**api.credentials(auth_url, "nova"), "region_name": api.REGION}
     helper = f"{installed.BIN}/privsep-helper --config-file {conf_file}"
@@ -49,14 +48,14 @@ def shared_sections(folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path)
             "state_path": folder / "nova",
             "instances_path": folder / "nova" / "instances",
             "report_interval": 5,
-            "periodic_fuzzy_delay": 0,  # or the scheduler meets new hosts a minute late
-            "service_down_time": 600,  # a report that a killed broker loses is missed for 60 s
+            "periodic_fuzzy_delay": 0,  # else the scheduler detects new hosts a minute later
+            "service_down_time": 600,  # a report lost by a killed broker is missing for 60 s
             "initial_cpu_allocation_ratio": 8.0,
             "reserved_host_memory_mb": 512,
             "reserved_host_disk_mb": 0,
             "heal_instance_info_cache_interval": 0,
             "vif_plugging_is_fatal": False,
-            "graceful_shutdown_timeout": 8,  # 180 s and 160 s otherwise
+            "graceful_shutdown_timeout": 8,  # 180 s and 160 s by default
             "manager_shutdown_timeout": 4,
         },
         "oslo_concurrency": {"lock_path": folder / "nova" / "locks"},
@@ -76,7 +75,7 @@ def shared_sections(folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path)
 def _control_sections(
     folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path
 ) -> dict[str, dict[str, object]]:
-    """Return what the parts of Nova that see the databases are told."""
+    """Return the options of Nova's parts with database access."""
     workers = {"workers": 1}
     return ini.merged(
         shared_sections(folder, needs, conf_file),
@@ -100,7 +99,7 @@ class _NeedyApi(api.Api):
 
 
 class Placement(_NeedyApi):
-    """The service that knows what each host has to give."""
+    """The Placement service."""
 
     name = "placement"
     module = "placement.wsgi.api"
@@ -116,7 +115,7 @@ class Placement(_NeedyApi):
         }
 
     def commands(self) -> list[list[str | pathlib.Path]]:
-        """Return the commands that fill an empty database."""
+        """Return the commands that initialize the database."""
         return [[installed.BIN / "placement-manage", "--config-file", self.conf_file, "db", "sync"]]
 
 
@@ -133,14 +132,14 @@ class NovaApi(_NeedyApi):
         return _control_sections(self.folder, self._needs, self.conf_file)
 
     def configure(self) -> None:
-        """Write its configuration and the pipeline of its requests."""
+        """Write its configuration and its paste pipeline."""
         super().configure()
         shutil.copy(installed.VENV / "etc/nova/api-paste.ini", self.conf_folder)
 
     def commands(self) -> list[list[str | pathlib.Path]]:
-        """Return the commands that fill empty databases.
+        """Return the commands that initialize the databases.
 
-        The cells are written as templates, which each reader fills from its own configuration.
+        Cell mappings are templates, which each reader fills from its own configuration.
         """
         manage = [installed.BIN / "nova-manage", "--config-file", self.conf_file]
         database = "{scheme}://{username}@{hostname}:{port}/"
@@ -170,12 +169,12 @@ class Control(configured.Configured):
         return _control_sections(self.folder, self._needs, self.conf_file)
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the service in the foreground."""
+        """Return the service's command line."""
         return [installed.BIN / self.name, "--config-file", self.conf_file]
 
 
 class Controller:
-    """All of Nova and Placement but the compute hosts."""
+    """Nova and Placement without the compute hosts."""
 
     def __init__(self, folder: pathlib.Path, needs: Needs) -> None:
         self.placement = Placement(folder, needs)
@@ -184,5 +183,5 @@ class Controller:
         self.scheduler = Control("nova-scheduler", folder, needs)
 
     def services(self) -> list[daemon.Daemon]:
-        """Return them, those that others need first."""
+        """Return the services in start order."""
         return [self.placement, self.conductor, self.scheduler, self.api]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PostgreSQL of the distribution as a plain process with a data folder of its own.
+"""The distribution's PostgreSQL as a plain process with a data folder of its own.
 
-It listens on the loopback only and asks nobody for a password.  It refuses to run as root.
+It listens on the loopback only, without passwords.  It refuses to run as root.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ from tests.lab import runs
 from tests.lab.openstack import daemon
 
 _USER = "nobody"
-_AS_NOBODY = (  # who can go through folders of root
+_AS_NOBODY = (  # it needs search permission for root's folders
     "setpriv",
     f"--reuid={_USER}",
     "--regid=nogroup",
@@ -28,15 +28,15 @@ _FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "shared_
 
 
 def folder_of_programs() -> pathlib.Path | None:
-    """Return where the distribution has the server, the newest one; None if it has none."""
+    """Return the folder of the distribution's newest server, None if there is none."""
     found = pathlib.Path("/usr/lib/postgresql").glob("*/bin/initdb")
     return max((path.parent for path in found), key=lambda path: int(path.parts[-2]), default=None)
 
 
 class PostgreSQL(daemon.Daemon):
-    """The database server; :meth:`new_database` returns what ``connection`` of oslo.db wants."""
+    """The database server; :meth:`new_database` returns oslo.db's ``connection``."""
 
-    stop_signal = signal.SIGINT  # waits for no client
+    stop_signal = signal.SIGINT  # a fast shutdown disconnects clients
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("postgresql", folder)
@@ -45,13 +45,13 @@ class PostgreSQL(daemon.Daemon):
         self._programs = folder_of_programs() or pathlib.Path("/nonexistent")
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         options = [part for one in _FAST for part in ("-c", one)]
         place = ["-h", daemon.LOOPBACK, "-p", str(self.port), "-k", ""]
         return [*_AS_NOBODY, self._programs / "postgres", "-D", self.data, *place, *options]
 
     def configure(self) -> None:
-        """Make the system's tables if there are none yet."""
+        """Create the system tables if they are missing."""
         if (self.data / "base").is_dir():
             return
         self.data.mkdir(mode=0o700)
@@ -60,7 +60,7 @@ class PostgreSQL(daemon.Daemon):
         runs.tool([*_AS_NOBODY, *make, "--no-sync", "--locale=C.UTF-8"])
 
     def is_ready(self) -> bool:
-        """Say whether it takes connections."""
+        """Return whether it accepts connections."""
         try:
             self._connected().close()
         except psycopg2.OperationalError:
@@ -73,9 +73,9 @@ class PostgreSQL(daemon.Daemon):
         )
 
     def new_database(self, name: str, driver: str = "psycopg2", port: int = 0) -> str:
-        """Make an empty database, in place of one of that name, and return its URL.
+        """Create an empty database, replacing one of that name; return its URL.
 
-        :param port: where clients connect to, if not to the server itself
+        :param port: for clients; None: the server's own
         """
         link = self._connected()
         try:

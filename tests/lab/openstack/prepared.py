@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Databases and keys of a new cloud, made once for each list of versions and copied afterwards.
+"""Databases and keys of a new cloud, made once per list of versions, then copied.
 
-The rule: what is kept depends on no port of the run that made it; who copies it puts the
-addresses in (:func:`accounts.announce`).
+They contain no ports of the run that made them; :func:`accounts.announce` writes the addresses
+of a copy.
 """
 
 import fcntl
@@ -25,14 +25,14 @@ from tests.lab.openstack import mariadb
 from tests.lab.openstack import nova
 from tests.lab.openstack import rabbitmq
 
-PARTS = ("mariadb", "keystone")  # folders of a cloud that are kept
+PARTS = ("mariadb", "keystone")  # kept folders of a cloud
 DATABASES = ("keystone", "glance", "placement", "nova_api", "nova_cell0", "nova_cell1")
 _MAKERS = ("prepared.py", "accounts.py", "keystone.py", "glance.py", "mariadb.py", "nova.py")
 _COMMAND_DEADLINE_S = 300.0
 
 
 def _folder() -> pathlib.Path:
-    """Return where the state lies that goes with these versions and this code."""
+    """Return the folder of the state for these versions and this code."""
     here = pathlib.Path(__file__).parent
     texts = b"".join((here / name).read_bytes() for name in _MAKERS)
     key = hashlib.sha256(installed.key().encode() + texts).hexdigest()[:12]
@@ -40,10 +40,10 @@ def _folder() -> pathlib.Path:
 
 
 def restore(folder: pathlib.Path) -> None:
-    """Give a cloud that has no databases yet the prepared ones.
+    """Copy the prepared databases to a cloud that has none.
 
-    :raises errors.Unusable: they were not made yet, and making them failed; or the cloud has some
-        that other versions have made
+    :raises errors.Unusable: making the databases failed; or the cloud has databases of other
+        versions
     """
     stamp = folder / "prepared-by"
     if stamp.exists() and stamp.read_text() != _folder().name:
@@ -54,15 +54,15 @@ def restore(folder: pathlib.Path) -> None:
         kept = ensure()
         folder.mkdir(parents=True, exist_ok=True)
         for part in PARTS:
-            shutil.rmtree(folder / part, ignore_errors=True)  # of a copy that was cut short
+            shutil.rmtree(folder / part, ignore_errors=True)  # of an interrupted copy
             subprocess.run(["cp", "-a", "--reflink=auto", kept / part, folder / part], check=True)
         stamp.write_text(_folder().name)
 
 
 def ensure() -> pathlib.Path:
-    """Return the folder of the prepared state, and make it first if there is none.
+    """Return the folder of the prepared state; make it at first use.
 
-    :raises errors.Unusable: a command of a service failed; shows the end of what it wrote
+    :raises errors.Unusable: a command of a service failed; has the end of its output
     """
     folder = _folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _make(folder: pathlib.Path) -> None:
 def _run_side_by_side(
     lines: Sequence[Sequence[Sequence[str | pathlib.Path]]], folder: pathlib.Path
 ) -> None:
-    """Run several lines of commands at once, those of one line after each other."""
+    """Run lines of commands in parallel, the commands of a line in sequence."""
     failures: list[errors.Unusable] = []
 
     def run_line(number: int, line: Sequence[Sequence[str | pathlib.Path]]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RabbitMQ of the distribution as a plain process, with its own port mapper.
+"""The distribution's RabbitMQ as a plain process, with its own port mapper.
 
-The rule: nothing of it is shared with a broker of the system: neither names of nodes, nor the
-port mapper, nor a folder.  It listens on the loopback only.
+It shares nothing with the system's broker: neither node names, nor port mapper, nor folder.  It
+listens on the loopback only.
 """
 
 import os
@@ -17,7 +17,7 @@ _SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 _CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 NODE = "acstor@localhost"
 CONTROL_DEADLINE_S = 120.0
-_QUIET = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2"  # schedulers that do not spin
+_QUIET = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2"  # schedulers without busy waiting
 _CONFIG = """\
 listeners.tcp.1 = {address}:{port}
 log.file.level = warning
@@ -34,16 +34,16 @@ class PortMapper(daemon.Daemon):
         self.port = daemon.port_of(folder, "epmd")
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return epmd in the foreground."""
+        """Return epmd's command line."""
         return ["/usr/bin/epmd", "-address", daemon.LOOPBACK, "-port", str(self.port)]
 
     def is_ready(self) -> bool:
-        """Say whether it listens."""
+        """Return whether it listens."""
         return daemon.is_listening(self.port)
 
 
 class RabbitMQ(daemon.Daemon):
-    """The broker; :attr:`url` is what ``transport_url`` wants."""
+    """The broker; :attr:`url` is ``transport_url``."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("rabbitmq", folder)
@@ -54,15 +54,15 @@ class RabbitMQ(daemon.Daemon):
 
     @property
     def url(self) -> str:
-        """Where clients of oslo.messaging find it."""
+        """The URL for clients of oslo.messaging."""
         return f"rabbit://guest:guest@{daemon.LOOPBACK}:{self.port}/"
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         return [_SERVER]
 
     def environment(self) -> Mapping[str, str]:
-        """Return what moves every file and port of it."""
+        """Return the variables that move all its files and ports."""
         return {
             "ERL_CRASH_DUMP": str(self.folder / "log" / "rabbitmq-crash.dump"),
             "ERL_EPMD_ADDRESS": daemon.LOOPBACK,
@@ -95,9 +95,9 @@ class RabbitMQ(daemon.Daemon):
         super().start()
 
     def control(self, *words: str) -> str:
-        """Have rabbitmqctl do something to the broker that runs; return what it writes.
+        """Run rabbitmqctl on the running broker; return its output.
 
-        :raises subprocess.CalledProcessError: it refuses; its output is in the error
+        :raises subprocess.CalledProcessError: it fails; has its output
         """
         argv = [_CONTROL, "-q", "-n", NODE, *words]
         environment = {**os.environ, **self.environment()}
@@ -112,16 +112,16 @@ class RabbitMQ(daemon.Daemon):
         return done.stdout
 
     def heard(self) -> set[str]:
-        """Return the queues that somebody listens to."""
+        """Return the queues with consumers."""
         listed = self.control("list_queues", "--no-table-headers", "name", "consumers")
         rows = [row.split("\t") for row in listed.splitlines()]
         return {name for name, consumers in rows if int(consumers)}
 
     def kill(self) -> None:
-        """End both at once."""
+        """Kill both."""
         super().kill()
         self._mapper.kill()
 
     def is_ready(self) -> bool:
-        """Say whether clients can connect."""
+        """Return whether clients can connect."""
         return daemon.is_listening(self.port)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for what an API says of a server or an image.
+"""Waits for a state of a server or an image in an API.
 
-A request to Nova or Glance takes 60 ms of processor time, a query 3 ms.  So the waits look at the
-record's rows in the database, and ask the API when the rows have changed, or after ``ASK_AGAIN_S``.
+A request to Nova or Glance takes 60 ms of CPU time, a query 3 ms.  So it polls the record's rows
+in the database, and calls the API after a change or after ``ASK_AGAIN_S``.
 """
 
 import time
@@ -30,13 +30,13 @@ WHERE i.id = '{id}' GROUP BY i.id"""
 
 
 def rows_of_server(server_id: str) -> str:
-    """Return the query for what Nova's databases have of a server."""
+    """Return the query for a server's rows in Nova's databases."""
     cells = [_SERVER.format(cell=cell, id=server_id) for cell in ("nova_cell0", "nova_cell1")]
     return " UNION ALL ".join([*cells, _BUILD.format(id=server_id)])
 
 
 def rows_of_image(image_id: str) -> str:
-    """Return the query for what Glance's database has of an image and its properties."""
+    """Return the query for an image's row and properties in Glance's database."""
     return _IMAGE.format(id=image_id)
 
 
@@ -48,11 +48,11 @@ def wait_for(
     what: str,
     why: Callable[[], str],
 ) -> None:
-    """Wait until the API says so.
+    """Wait until ``is_so`` is true.
 
-    :param rows: the query for the rows from which the API answers
-    :param is_so: asks the API
-    :raises errors.Unusable: it did not become true in time; ``why`` tells what is known
+    :param rows: the query for the rows behind the API's answer
+    :param is_so: calls the API
+    :raises errors.Unusable: it was not true in time; ``why`` returns the details
     """
     ends_s = time.monotonic() + deadline_s
     seen: object = None
@@ -69,7 +69,7 @@ def wait_for(
 
 
 def _look(database: mariadb.MariaDB, rows: str) -> object:
-    """Return the rows; None if the database does not answer."""
+    """Return the rows, None if the database does not answer."""
     try:
         return database.execute(rows)
     except pymysql.err.MySQLError:

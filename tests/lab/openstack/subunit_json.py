@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by the services' Python: a stream of subunit on stdin becomes JSON on stdout.
+"""Converts a subunit stream on stdin to JSON on stdout, in the services' Python.
 
-The rule: nothing of this checkout is imported here, for that Python has none of the lab's needs.
+It imports nothing of this checkout, since that Python lacks the lab's dependencies.
 """
 
 import json
@@ -12,7 +12,7 @@ _OUTCOMES = {"success": "passed", "skip": "skipped"}
 
 
 def main() -> None:
-    """Write an object: a test's name to its outcome, its seconds, and why."""
+    """Write an object: a test's name to its outcome, its seconds, and the reason."""
     import subunit  # only the services' Python has these two
     import testtools
 

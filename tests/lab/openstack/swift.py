@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swift, all in one: one copy of each object, and two doors to it.
+"""Swift with one replica and two proxies.
 
-One proxy takes Keystone's tokens and speaks Swift, the other speaks S3 and checks the signatures of
-requests: an object store of each kind that people run.  The rule: everything lies beneath the state
-folder, whose file system must have extended attributes.
+One proxy serves Swift with Keystone's tokens, the other serves S3 with signed requests.  All files
+are beneath the state folder, whose file system must support extended attributes.
 """
 
 import pathlib
@@ -45,7 +44,7 @@ class _Server(daemon.Daemon):
         self.conf_file = swift.home / f"{name}.conf"
 
     def sections(self) -> ini.Sections:
-        """Return what makes it a server of its kind."""
+        """Return the options of its kind of server."""
         return {
             "pipeline:main": {"pipeline": f"{self._kind}-server"},
             f"app:{self._kind}-server": {"use": f"egg:swift#{self._kind}"},
@@ -67,16 +66,16 @@ class _Server(daemon.Daemon):
         ini.write(self.conf_file, {"DEFAULT": common}, self.sections())
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server in the foreground."""
+        """Return the server's command line."""
         return [installed.BIN / f"swift-{self._kind}-server", self.conf_file, "--verbose"]
 
     def is_ready(self) -> bool:
-        """Say whether it listens."""
+        """Return whether it listens."""
         return daemon.is_listening(self.port)
 
 
 class _Proxy(_Server):
-    """A door to Swift."""
+    """A proxy server."""
 
     def __init__(self, name: str, swift: "Swift", pipeline: str, own: ini.Sections) -> None:
         super().__init__(name, "proxy", swift)
@@ -84,13 +83,13 @@ class _Proxy(_Server):
         self.own: dict[str, Mapping[str, object]] = dict(own)
 
     def sections(self) -> ini.Sections:
-        """Return its way from HTTP to the other servers."""
+        """Return its WSGI pipeline."""
         pipeline = {"pipeline:main": {"pipeline": f"catch_errors {self._pipeline} proxy-server"}}
         return ini.merged(pipeline, _PROXY_FILTERS, self.own)
 
 
 class Swift:
-    """The servers; :attr:`s3_url` and :attr:`url` are their doors.
+    """The servers; :attr:`s3_url` and :attr:`url` are those of the proxies.
 
     :param folder: the state folder of the cloud
     """
@@ -110,19 +109,19 @@ class Swift:
 
     @property
     def s3_url(self) -> str:
-        """Where S3 is spoken."""
+        """The URL of S3."""
         return f"http://{daemon.LOOPBACK}:{self.s3.port}"
 
     def register(self, identity: Any) -> None:
-        """Name it in Keystone's catalog, where Glance's driver looks before it deletes."""
+        """Set it in Keystone's catalog, which Glance's driver reads before it deletes."""
         accounts.name_service(identity, "object-store", "swift", self.url("$(project_id)s"))
 
     def url(self, project_id: str) -> str:
-        """Return where Swift is spoken, for the account of a project."""
+        """Return the Swift URL of a project's account."""
         return f"http://{daemon.LOOPBACK}:{self.proxy.port}/v1/AUTH_{project_id}"
 
     def replace_s3_key(self, secret: str) -> None:
-        """Let another secret key count from the next start of the door on."""
+        """Change the S3 secret key, from the S3 proxy's next start on."""
         name = S3_USER.replace(":", "_")
         self.s3.own["filter:tempauth"] = {f"user_{name}": f"{secret} .admin"}
 
@@ -131,9 +130,9 @@ class Swift:
         return [*self._storage, self.proxy, self.s3]
 
     def start(self) -> None:
-        """Start all servers and wait until they serve.
+        """Start all servers and wait until they are ready.
 
-        :raises errors.Unusable: one does not start; shows the end of its log
+        :raises errors.Unusable: one does not start; has the end of its log
         """
         if not (self.home / "object.ring.gz").exists():
             self._make_rings()
@@ -148,7 +147,7 @@ class Swift:
             server.stop()
 
     def wipe(self) -> None:
-        """Remove all objects; the servers are stopped."""
+        """Delete all objects; the servers must be stopped."""
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _make_rings(self) -> None:

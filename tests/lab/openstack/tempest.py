@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tempest against a cloud of the lab: its configuration, its run, its results.
+"""Tempest on a lab cloud: its configuration, its run, its results.
 
-The rule: Tempest makes its own projects and users, so what it is told is where Keystone is, which
-images and flavors to use, and what this cloud cannot do.
+Tempest creates its own projects and users; its configuration has only Keystone's URL, images,
+flavors, and missing features of this cloud.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ REGEX = r"^(tempest\.api\.(image|compute)\.|acstor_tempest_plugin\.)"
 RESULTS = runs.CHECKOUT / "results"
 _IMAGE_BYTES = 16 << 20
 _MAP_DEADLINE_S = 120.0
-_GROUPS = r"([^\.]*\.)*"  # tests of one class run one after the other
+_GROUPS = r"([^\.]*\.)*"  # tests of one class run in sequence
 _VERSIONS = ("nova", "glance", "keystone", "openstack-placement", "tempest")
 
 
@@ -45,7 +45,7 @@ def _packages() -> pathlib.Path:
 def _images(
     lab: cloud.Cloud, files: tempest_cloud.Files, is_mapped: bool
 ) -> Iterator[Sequence[str]]:
-    """Upload the two images that servers are made of, for a block; yield their ids."""
+    """Upload the servers' two images, for a block; yield their ids."""
     client = lab.connect().image
     facts = {"disk_format": "raw", "container_format": "bare", "visibility": "public"}
     made = []
@@ -123,7 +123,7 @@ def _sections(
 
 
 def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
-    """Run a command of Tempest's in ``folder`` to its end; return what it has written."""
+    """Run a Tempest command in ``folder`` to its end; return its output."""
     environment = {
         "HOME": str(folder),
         "PATH": f"{installed.BIN}:{os.environ['PATH']}",
@@ -142,11 +142,11 @@ def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
     try:
         return process.communicate()
     finally:
-        runs.kill_recorded(record)  # its workers too, if we are interrupted
+        runs.kill_recorded(record)  # its workers too, on an interrupt
 
 
 def make_workspace(folder: pathlib.Path, sections: ini.Sections) -> None:
-    """Make a folder that Tempest can be run in, with this as its configuration."""
+    """Create a Tempest workspace with this configuration."""
     tests = {"test_path": _packages() / "tempest" / "test_discover", "top_dir": _packages()}
     ini.write(folder / ".stestr.conf", {"DEFAULT": {**tests, "group_regex": _GROUPS}})
     ini.write(folder / "etc" / "tempest.conf", sections)
@@ -154,9 +154,9 @@ def make_workspace(folder: pathlib.Path, sections: ini.Sections) -> None:
 
 
 def names_of(folder: pathlib.Path, regex: str) -> list[str]:
-    """Return the names of the tests that match.
+    """Return the names of the matching tests.
 
-    :raises errors.Unusable: there are none, or Tempest cannot read them; says why
+    :raises errors.Unusable: there are none, or Tempest cannot load them; has the reason
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     listed, why = _run(folder, "tempest", "run", "--list-tests", "--regex", regex, **pipes)
@@ -168,7 +168,7 @@ def names_of(folder: pathlib.Path, regex: str) -> list[str]:
 
 
 def _outcomes(folder: pathlib.Path) -> dict[str, Any]:
-    """Return what became of the tests of the last run in ``folder``."""
+    """Return the outcomes of the last run in ``folder``."""
     stream, _ = _run(folder, "stestr", "last", "--subunit", stdout=subprocess.PIPE)
     reader = [installed.BIN / "python", pathlib.Path(__file__).with_name("subunit_json.py")]
     done = subprocess.run(reader, input=stream, capture_output=True, check=True)
@@ -182,10 +182,10 @@ def _versions() -> dict[str, str]:
 
 
 def run(way: str, regex: str, concurrency: int) -> dict[str, Any]:
-    """Run Tempest's tests whose names match on a new cloud.
+    """Run the matching Tempest tests on a new cloud.
 
     :param way: one of :data:`tempest_cloud.WAYS`
-    :raises errors.Unusable: the cloud does not start, or no test has such a name; says why
+    :raises errors.Unusable: the cloud does not start, or no test matches; has the reason
     """
     begin = time.monotonic()
     with runs.Run() as made:
@@ -207,10 +207,10 @@ def run_on(
     regex: str,
     concurrency: int = 1,
 ) -> dict[str, Any]:
-    """Run Tempest's tests whose names match on a cloud that is set up for it.
+    """Run the matching Tempest tests on a prepared cloud.
 
-    :param folder: where Tempest keeps its files
-    :raises errors.Unusable: no test has such a name; says why
+    :param folder: for Tempest's files
+    :raises errors.Unusable: no test matches; has the reason
     """
     with _images(lab, files, is_mapped=way == "acstor") as images:
         make_workspace(folder, _sections(lab, files, way, folder, images))

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud that Tempest tests: stock Nova, or the same with all of acstor.
+"""The cloud under Tempest's tests: stock Nova, or the same with all of acstor.
 
-The rule: the two differ by acstor alone, so that a test that passes in one and fails in the other
-says something about acstor.
+The two differ only in acstor, so that acstor is the cause of a different result.
 """
 
 import contextlib
@@ -31,8 +30,7 @@ FILTERS = (
     "DifferentHostFilter",
 )
 _METRICS_PORT = 9464
-# A guest without an operating system hears neither that it should shut down nor that it should
-# reboot, so nobody waits long for it.
+# A guest without an operating system ignores shutdown and reboot requests, so Nova's wait is short.
 _COMPUTE: ini.Sections = {
     "DEFAULT": {"shutdown_timeout": 1, "default_ephemeral_format": "ext4"},
     "libvirt": {"wait_soft_reboot_seconds": 1},
@@ -40,7 +38,7 @@ _COMPUTE: ini.Sections = {
 
 
 class Files(daemon.Daemon):
-    """A web server for the images that Glance is told to fetch by itself."""
+    """A web server for images of Glance's web-download import."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("files", folder)
@@ -49,31 +47,31 @@ class Files(daemon.Daemon):
 
     @property
     def url(self) -> str:
-        """Where the folder is."""
+        """The URL of the folder."""
         return f"http://{daemon.LOOPBACK}:{self.port}"
 
     def configure(self) -> None:
-        """Make the folder."""
+        """Create the folder."""
         self.files.mkdir(exist_ok=True)
 
     def argv(self) -> Sequence[str | pathlib.Path]:
-        """Return the server of Python's library."""
+        """Return the command line of Python's HTTP server."""
         bound = ["--bind", daemon.LOOPBACK, "--directory", self.files]
         return [sys.executable, "-m", "http.server", *bound, str(self.port)]
 
     def is_ready(self) -> bool:
-        """Say whether it listens."""
+        """Return whether it listens."""
         return daemon.is_listening(self.port)
 
 
 def metrics_url(host: compute.Compute) -> str:
-    """Return where the agent of a host shows its counters."""
+    """Return the metrics URL of a host's agent."""
     return f"http://{host.machine.address}:{_METRICS_PORT}/metrics"
 
 
 @contextlib.contextmanager
 def _stock(lab: cloud.Cloud, files: Files) -> Iterator[None]:
-    """Let the cloud run with Nova's own qcow2 backend until the block ends."""
+    """Run the cloud with Nova's own qcow2 backend for the block."""
     qcow2 = ini.merged(_COMPUTE, {"libvirt": {"images_type": "qcow2"}})
     with contextlib.ExitStack() as stack:
         stack.enter_context(lab.glance.changed(_glance(files)))
@@ -84,7 +82,7 @@ def _stock(lab: cloud.Cloud, files: Files) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _acstor(lab: cloud.Cloud, files: Files) -> Iterator[None]:
-    """Let it run with the import plugin, the listener, an agent on each host, and the backend."""
+    """Run it with import plug-in, listener, agents and acstor's backend for the block."""
     plugin = acstor_glance.plugin_sections(lab, lab.folder / "acstor-plugin")
     hidden = {"DEFAULT": acstor_glance.PROTECTIONS}
     listener = acstor_glance.Listener("acstor-listener", lab, lab.folder / "acstor-listener")
@@ -129,9 +127,9 @@ WAYS = {"stock": _stock, "acstor": _acstor}
 
 @contextlib.contextmanager
 def set_up(lab: cloud.Cloud, way: str) -> Iterator[Files]:
-    """Let a cloud that runs be one of :data:`WAYS` and have what Tempest needs, for a block.
+    """Prepare a running cloud as one of :data:`WAYS`, for a block.
 
-    :raises errors.Unusable: a service does not start; shows the end of its log
+    :raises errors.Unusable: a service does not start; has the end of its log
     """
     client = lab.connect().compute
     for name, megabytes in FLAVORS.items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of Tempest's tests: counted, shown, and compared between two clouds.
+"""Results of Tempest's tests: counted, shown, and compared between two clouds.
 
-The rule: a test that is not in the results was not run, and is never counted as anything.
+A test without a result was not run, and is not counted.
 """
 
 import collections
@@ -22,7 +22,7 @@ _GROUPS = ("tempest.api.image", "tempest.api.compute", "acstor_tempest_plugin")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
-    """Return results that were written before.
+    """Return saved results.
 
     :raises errors.Unusable: there are none
     """
@@ -34,13 +34,13 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def write(results: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Keep results for :func:`read`."""
+    """Save results for :func:`read`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def group_of(test: str) -> str:
-    """Return which part of the tests one belongs to.
+    """Return a test's group.
 
     >>> group_of("setUpClass (tempest.api.image.v2.test_images.ImportImagesTest)")
     'tempest.api.image'
@@ -49,7 +49,7 @@ def group_of(test: str) -> str:
 
 
 def of_classes(tests: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Give each test whose class was skipped or failed as a whole the outcome of its class."""
+    """Give each test of a skipped or failed class the outcome of its class."""
     whole = {
         match[1]: outcome
         for name, outcome in tests.items()
@@ -73,7 +73,7 @@ def count(tests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return the counts, the reasons for what was skipped, and what failed, as text."""
+    """Return counts, reasons of skips, and failures, as text."""
     shown = prettytable.PrettyTable(["tests", *OUTCOMES], align="r")
     shown.align["tests"] = "l"
     for group, counts in count(results["tests"]).items():
@@ -89,14 +89,14 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def worse(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> list[str]:
-    """Return the tests that passed on stock and did something else with acstor."""
+    """Return the tests that passed on stock Nova only."""
     passed = [name for name, test in stock["tests"].items() if test["outcome"] == PASSED]
     others = acstor["tests"]
     return sorted(name for name in passed if others.get(name, {}).get("outcome") != PASSED)
 
 
 def differences(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> str:
-    """Return which tests ended differently on the two clouds, as text."""
+    """Return the tests with different outcomes on the two clouds, as text."""
     lines = []
     for name in sorted(stock["tests"].keys() | acstor["tests"].keys()):
         before, after = (

@@ -16,7 +16,7 @@ KEY = "a-key-of-the-lab"
 OPTIONS: ini.Sections = {
     "profiler": {"enabled": True, "hmac_keys": KEY, "connection_string": "messaging://"}
 }
-"""What any service's configuration needs."""
+"""The osprofiler options of any service."""
 
 
 class Span(NamedTuple):
@@ -31,14 +31,14 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """What came; an endpoint of oslo.messaging."""
+    """The received spans; an endpoint of oslo.messaging."""
 
     def __init__(self) -> None:
         self.found: list[Span] = []
         self.results: dict[str, str] = {}  #: by the span's ID
 
     def info(self, _context: object, _publisher: str, _event: str, sent: dict, _more: dict) -> None:
-        """Take a span's start or end."""
+        """Handle a span's start or end."""
         function = sent["info"].get("function", {})
         kind, name = sent["name"].rpartition("-")[::2][::-1]
         if kind == "stop":
@@ -56,7 +56,7 @@ class Spans:
         return around
 
     def wait_for(self, trace_id: str | None, name: str, within_s: float = 60.0) -> list[Span]:
-        """Return all spans of one name in a trace, or all, when one has come and ended."""
+        """Return a trace's spans of one name, or all, after one of that name has ended."""
 
         def found() -> list[Span]:
             return [one for one in self.found if one.name == name and is_wanted(one)]

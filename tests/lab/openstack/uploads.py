@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody who uploads images to the lab's Glance and looks at what acstor made of them."""
+"""A client that uploads images to the lab's Glance and checks acstor's results."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
 def some_bytes(chunks: int = 20, seed: int = 1) -> bytes:
-    """Return the bytes of an image: random, but for a part of zeros; the last chunk is short."""
+    """Return an image's bytes: random, with a part of zeros; the last chunk is short."""
     dice = random.Random(seed)
     data = bytearray(dice.randbytes(chunks * CHUNK + 512))
     data[3 * CHUNK : 7 * CHUNK] = bytes(4 * CHUNK)
@@ -41,9 +41,9 @@ def some_bytes(chunks: int = 20, seed: int = 1) -> bytes:
 
 
 def qcow2(folder: pathlib.Path, data: bytes, *options: str) -> bytes:
-    """Return the bytes of a real qcow2 image, compressed, in which a guest reads ``data``.
+    """Return a compressed qcow2 image of the disk ``data``.
 
-    :param options: more of ``qemu-img convert``
+    :param options: further options of ``qemu-img convert``
     """
     raw, path = folder / "image.raw", folder / "image.qcow2"
     raw.write_bytes(data)
@@ -52,7 +52,7 @@ def qcow2(folder: pathlib.Path, data: bytes, *options: str) -> bytes:
 
 
 def vdi(folder: pathlib.Path) -> bytes:
-    """Return the bytes of a real image of a format that is not served."""
+    """Return an image in a format that acstor does not serve."""
     path = folder / "image.vdi"
     runs.tool(["qemu-img", "create", "-q", "-f", "vdi", path, "8M"])
     return path.read_bytes()
@@ -60,14 +60,14 @@ def vdi(folder: pathlib.Path) -> bytes:
 
 @contextlib.contextmanager
 def threaded(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-    """Do ``work`` beside the block; what is yielded waits for its result."""
+    """Run ``work`` in a thread beside the block; yield a function that waits for it."""
     with futures.ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)
         yield lambda: done.result(DEADLINE_S)
 
 
 def check_names(found: chunk_map.ChunkMap, data: bytes, is_keyed: bool) -> None:
-    """Check that each chunk has its name, and that it means something to all or in a scope."""
+    """Check the content and the kind (keyed or not) of all chunk names."""
     chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
     assert len(found) == len(chunks)
     for number, chunk in enumerate(chunks):
@@ -79,7 +79,7 @@ def check_names(found: chunk_map.ChunkMap, data: bytes, is_keyed: bool) -> None:
 
 
 class Images:
-    """A tenant who uploads, and an administrator who looks at what came of it."""
+    """A tenant who uploads, and an administrator who checks the results."""
 
     def __init__(self, lab: cloud.Cloud) -> None:
         self.lab = lab
@@ -96,14 +96,14 @@ class Images:
         return image
 
     def upload(self, data: bytes, **options: Any) -> str:
-        """Upload as a whole, which no import plugin sees."""
+        """Upload directly, which the import plug-in does not see."""
         image_id: str = self.create(data=data, **options).id
         return image_id
 
     def upload_unseen(self, allowed: bytes, data: bytes, **options: Any) -> str:
-        """Let Glance have an image as it took them before it looked into what is uploaded.
+        """Create an image that Glance's inspection of uploads would refuse.
 
-        :param allowed: an image that it takes, in whose place ``data`` is then
+        :param allowed: an accepted image, whose stored data ``data`` replaces
         """
         image_id = self.upload(allowed, **options)
         (self.lab.glance.images / image_id).write_bytes(data)
@@ -113,7 +113,7 @@ class Images:
         return image_id
 
     def import_staged(self, data: bytes, **options: Any) -> str:
-        """Upload by the import flow; returns when the import is over."""
+        """Upload by the import flow; return when the import is over."""
         image = self.create(**options)
         self.tenant.stage_image(image, data=data)
         self.tenant.import_image(image)
@@ -149,7 +149,7 @@ class Images:
         return record
 
     def glance_log(self) -> str:
-        """Return the end of Glance's log without the requests in it."""
+        """Return the end of Glance's log without requests."""
         lines = self.lab.glance.log().splitlines()
         return "\n".join([line for line in lines if "generated" not in line][-15:])
 
@@ -179,7 +179,7 @@ class Images:
         return [record for record in self.artefacts() if record["acstor_image_id"] == image_id]
 
     def check_chunk_map(self, image_id: str, data: bytes) -> dict[str, Any]:
-        """Check everything about an image's chunk map; return its artefact."""
+        """Check an image's chunk map; return the record of its artefact."""
         image = self.image(image_id)
         artefact = self.record(image.text(artefacts.Kind.CHUNK_MAP.pointer))
         parsed = image_record.Image.from_record(artefact)
@@ -209,9 +209,9 @@ def manage(
     status: int | None = 0,
     constants: tuned.Constants | None = None,
 ) -> list[dict[str, Any]]:
-    """Run ``acstor-glance-manage`` with the listener's configuration; return what it printed.
+    """Run ``acstor-glance-manage`` with a listener's configuration; return its rows.
 
-    :param status: that it has to end with; None: any
+    :param status: the expected exit status; None: any
     :param constants: that differ from the product's
     """
     listener.configure()
@@ -224,14 +224,14 @@ def manage(
 
 
 def checked(listener: acstor_glance.Listener, status: int | None = None) -> list[dict[str, Any]]:
-    """Return what the check says of images in use; its status is of the other images as well."""
+    """Return the check's rows of images in use; ``status`` depends on all images."""
     return [row for row in manage(listener, "check", status=status) if "check" in row]
 
 
 def counted(
     listener: acstor_glance.Listener, constants: tuned.Constants | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return how many images stand how, as the check says it where no decision service runs."""
+    """Return the number of images by state, as the check without a decision service."""
     rows = manage(listener, "check", status=3, constants=constants)
     return {row["reason"]: row for row in rows if "reason" in row}
 
