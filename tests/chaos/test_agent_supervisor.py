@@ -110,7 +110,7 @@ def test_signal_during_a_refused_stop_is_handled(supervise):
     assert "is in use; the agent keeps running" in made.log.read_text()
 
 
-def test_failed_fork_of_a_worker_is_retried(supervise):
+def test_failed_start_of_a_worker_is_retried(supervise):
     """After a kill by the OOM killer there may be no memory for the next worker."""
     made = supervise("serve")
     made.said(2)

@@ -203,7 +203,7 @@ def test_guests_of_a_mount_without_a_record_wait_and_it_is_logged(managed):
     assert (tally.errors, tally.wrong) == ([], [])
 
 
-def test_mount_held_by_another_process_is_abandoned_after_a_time_out(managed):
+def test_agent_refuses_to_start_on_a_mount_held_by_another_process(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         kept = dict(managed.manager.kept)

@@ -91,7 +91,7 @@ def test_one_range_is_206(curl, url, given, first, stop):
 
 
 @pytest.mark.parametrize("given", [None, "items=0-5", "bytes=0-1,5-6"])
-def test_unknown_range_unit_returns_the_whole_image(curl, url, given):
+def test_request_without_a_single_range_returns_the_whole_image(curl, url, given):
     answer = curl.get(url, *(["-H", f"Range: {given}"] if given else []))
     assert (answer.status, answer.body) == (200, DATA)
     assert answer.headers["Content-Range"] is None and answer.headers["Accept-Ranges"] == "bytes"

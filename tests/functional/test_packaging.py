@@ -150,7 +150,7 @@ def test_agent_stays_in_the_mount_namespace_of_the_host():
 
 
 @needs("systemd-sysusers")
-def test_service_users_are_in_no_other_groups(tmp_path):
+def test_service_users_have_no_login_and_only_nova_is_in_the_group(tmp_path):
     make_users(tmp_path, "acstor.conf", "acstor-nova.conf", "acstor-controller.conf")
     users = dict(line.split(":", 1) for line in (tmp_path / "etc/passwd").read_text().splitlines())
     assert {"acstor-glance", "acstor-decision", sandbox.USERS[0]} <= set(users)
@@ -160,7 +160,7 @@ def test_service_users_are_in_no_other_groups(tmp_path):
 
 
 @needs("systemd-tmpfiles")
-def test_folders_are_private_to_their_services(tmp_path):
+def test_folders_are_created_with_restricted_modes(tmp_path):
     make_users(tmp_path, "acstor.conf")
     config = ROOT / "etc/tmpfiles.d/acstor.conf"
     status, said = run("systemd-tmpfiles", "--create", f"--root={tmp_path}", config)

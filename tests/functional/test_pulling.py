@@ -235,7 +235,7 @@ def test_write_during_an_offline_pull_is_not_lost(place, monkeypatch):
     ends_as_it_should(it, more_chunks=1)
 
 
-def test_lock_of_a_disk_excludes_only_a_start_of_its_server(place):
+def test_lock_of_a_disk_and_a_running_server_exclude_each_other(place):
     it = place()
     with offline_pull._locked(str(it.guest.path)):
         with pytest.raises(libvirt.libvirtError, match="lock"):

@@ -100,6 +100,6 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", OF_OPENSTACK)
-def test_verb_has_the_same_base_class_in_every_command(name):
+def test_verb_has_the_same_class_prefix_in_every_command(name):
     of_class = OF_OPENSTACK[name].partition(":")[2]
     assert of_class.startswith(VERBS[name.rpartition("_")[2]])

@@ -89,7 +89,7 @@ def test_reduction_is_a_share_of_the_direct_time() -> None:
     assert (simple.is_headline, content.is_headline) == (False, True)
 
 
-def test_mirrored_splits_are_paired() -> None:
+def test_figure_2d_has_a_row_for_each_split() -> None:
     rows = rows_by(list(s3_rows.rows(outcomes_of(WHOLE))), "Figure 2(d)")
     assert [row.what.split()[0] for row in rows] == ["0", "4", "8", "12", "16"]
 
