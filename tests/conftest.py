@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test that logs a warning which nobody expected fails (a habit of s3ql).
+"""Fails a test that logs an unexpected warning (a practice of s3ql).
 
-WARNING and above from the rooms' loggers (``acstor_*``) is part
-of what a test promises.  A test says which with a marker, a regular expression
-that is searched in the message::
+A test declares its log records of WARNING and above from ``acstor_*`` by markers with a regular
+expression to search in the message::
 
     @pytest.mark.expect_log(r"slot 3 .* healed")   # must be logged at least once
     @pytest.mark.allow_log(r"did not answer")      # may be logged
 
-Only this process is watched; an agent in a process of its own has its own log.
+It covers only this process; an agent in a process of its own has its own log.
 """
 
 import gc
@@ -38,14 +37,14 @@ LANES = (
 COMPUTE = {"nova", "cluster", "compute_lab"}  # fixtures
 HAS_PASSED = pytest.StashKey[bool]()
 
-# How fast inputs come says more about the machine than about the code: the first run in a fresh
-# checkout builds tables of Unicode, and others may use the processors too.
+# The speed of inputs depends on the machine: the first run in a fresh checkout builds Unicode
+# tables, and other processes may use the CPUs.
 hypothesis.settings.register_profile(
     "acstor", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("acstor")
 
-# What a shell starts in the background ignores SIGINT, and so would what tests end by it.
+# A shell's background processes ignore SIGINT, and so would the tests' children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -59,9 +58,9 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end, so the garbage collector need not look at it."""
+    """Exempt the collected tests, which live until the end, from garbage collection."""
     gc.freeze()
-    gc.set_threshold(10_000, 20, 100)  # looks take 8 % of the unit tests' time else
+    gc.set_threshold(10_000, 20, 100)  # collections take 8 % of the unit tests' time otherwise
     gc.enable()
 
 
@@ -86,7 +85,7 @@ def pytest_runtest_makereport(
 
 
 class Recorder(logging.Handler):
-    """Keeps every record of WARNING and above, formatted when it was made."""
+    """Stores all records of WARNING and above, already formatted."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -99,7 +98,7 @@ class Recorder(logging.Handler):
 def complaints(
     messages: list[tuple[str, str]], expected: list[str], allowed: list[str]
 ) -> list[str]:
-    """Say what is wrong with ``messages``: the unexpected ones, and the ones that did not come."""
+    """Return the unexpected ``messages``, and the expected patterns without a message."""
     texts = [text for _origin, text in messages]
     unexpected = [
         f"unexpected log: {origin}: {text}"
@@ -118,7 +117,7 @@ def complaints(
 def watched_log(request: pytest.FixtureRequest) -> Iterator[Recorder]:
     recorder = Recorder()
     loggers = [logging.getLogger(room) for room in ROOMS]
-    logging.disable(logging.NOTSET)  # a command that another test called may have disabled it
+    logging.disable(logging.NOTSET)  # an earlier command in this process may have disabled it
     for logger in loggers:
         logger.addHandler(recorder)
     yield recorder
@@ -130,6 +129,6 @@ def watched_log(request: pytest.FixtureRequest) -> Iterator[Recorder]:
     }
     wrong = complaints(recorder.messages, patterns["expect_log"], patterns["allow_log"])
     if not request.node.stash.get(HAS_PASSED, False):
-        return  # skipped, or failed for a reason that says more
+        return  # skipped, or already failed
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange core's decisions in each run of the swarm, as text for comparison of revisions.
+"""The exchange core's decisions in the swarm's runs, as text to compare revisions.
 
     python -m tests.chaos.action_traces record FILE --seeds 0-999
     python -m tests.chaos.action_traces compare FILE
@@ -155,7 +155,7 @@ def record(path: pathlib.Path, seeds: range) -> None:
 
 
 def compare(path: pathlib.Path) -> bool:
-    """Play the recorded seeds again; print differences, and return whether there are none."""
+    """Play the recorded seeds again; print differences, return whether there are none."""
     others, before, after = list[int](), list[Outcome](), list[Outcome]()
     for seed, recorded, outcome in read(path):
         made, found = digest(seed)

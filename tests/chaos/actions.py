@@ -30,7 +30,7 @@ from tests.lab import runs
 Undo = Callable[[], object]
 ROT_BYTES = 64
 CLOCK_OFF_S = {"minutes": 3600.0, "days": 40 * 86400.0, "years": 25 * 365 * 86400.0}
-"""No clock is set further from the right time, ahead or behind; some years are beyond 2038."""
+"""The largest clock errors, ahead or behind; some years reach beyond 2038."""
 SPARE_READ_S = 300.0
 """Limit for a read of the spare image, under any faults."""
 OTHER_VARIANTS = (
@@ -151,7 +151,7 @@ def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
 def _start_read_only(world: World, step: plan.Step, _: random.Random) -> Undo:
     host = world.hosts[step.host]
     host.end_supervisor(signal.SIGTERM)
-    with contextlib.suppress(errors.Unusable):  # busy log: it starts as ever
+    with contextlib.suppress(errors.Unusable):  # open for writing: it stays writable
         host.remount("ro")
     host.start()
     return lambda: host.remount("rw")
@@ -284,7 +284,7 @@ def read_wrong(argv: Sequence[str], wanted: bytes, limit_s: float) -> str:
     try:
         said, why = done.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        done.kill()  # without a wait: it may hang in the kernel
+        done.kill()  # no wait: it may hang in the kernel
         return f"it did not end in {limit_s:g} s"
     if done.returncode:
         return why.decode()

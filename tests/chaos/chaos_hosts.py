@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a chaos run: real agents, each with a service manager and a disk of its own.
+"""A chaos run's hosts: real agents with a service manager and a disk of their own.
 
 Other hosts reach each of them through a relay that can be impaired.
 
@@ -111,10 +111,9 @@ class Host:
                 runs.tool(["umount", "--lazy", point])
 
     def configure(self, changes: Mapping[str, Any]) -> None:
-        """Write the configuration, with other options of the agent from now on.
+        """Write the configuration; ``changes`` apply to the agent's later starts, too.
 
         It does not access the mount point, which may have no agent.
-
         """
         self._changes["acstor_agent"].update(changes)
         fixed = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small disk whose guest boots by GRUB, then reads that disk endlessly and prints checksums.
+"""A small disk; its guest boots by GRUB and prints the disk's checksums endlessly.
 
 Kernel and initramfs are those of the lab's guest (``tests.lab.guest_image``), with a busybox and an
 init added.  The guest never writes, so it reads its image's bytes.  For each part it prints a line
@@ -98,7 +98,7 @@ def _take_kernel(raw: pathlib.Path, root: pathlib.Path) -> None:
 
 
 def _own_initramfs(folder: pathlib.Path) -> bytes:
-    """Return an addition to the initramfs; of two equal names the kernel uses the later file."""
+    """Return an addition to the initramfs; later files replace those of the same name."""
     own = folder / "own"
     (own / "bin").mkdir(parents=True)
     (own / "tmp").mkdir()

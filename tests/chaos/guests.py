@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest of a chaos run as one more reader: QEMU boots from a mirror and reads its disk.
+"""A guest of a chaos run as a reader: QEMU boots from a mirror and reads its disk.
 
 Its printed checksums (``guest_disk``) show whether it reads right bytes.  QEMU pauses a guest whose
 read fails, so its monitor is polled, too.
@@ -30,10 +30,12 @@ READ_S = 30.0
 """Additional time of one part: it is many reads, each of which may have waited."""
 LOOK_S = 1.0
 BUSY_SHARE = 0.1
-"""A guest with this processor share, over a longer time, does not wait for its disk."""
+"""A guest that uses this share of a CPU over time does not wait for its disk."""
 BUSY_S = 240.0
-"""After so long without output and without bytes of its disk a busy guest counts as waiting: a BIOS
-that waits for the disk computes all the time."""
+"""Limit of a busy guest without output and without disk reads.
+
+A BIOS that waits for the disk computes all the time.
+"""
 FAULTS = re.compile(rf"{guest_disk.FAULT}|I/O error|Kernel panic|^error: ")
 """Patterns of console lines that a healthy guest never prints."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills workers under byte-exact readers, a given number of times, and reports the reads.
+"""Kills workers under byte-exact readers, a given number of times; reports reads.
 
 Guests only read here, and use a relay only if the kernel offers no other way (before Linux 6.9);
 tests/chaos/test_disk_killed.py writes.  Several agents run at once, because a supervisor pauses
@@ -99,7 +99,7 @@ def run(folder: pathlib.Path, seed: int, kills: int, limit_s: float, at_once: in
 
 
 def main() -> int:
-    """Print the outcome as JSON; return 1 for an error, a wrong byte, or too few kills."""
+    """Print the outcome as JSON; return 1 for errors, wrong bytes, or too few kills."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
@@ -130,7 +130,7 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
 
 
 def is_fine(said: dict[str, Any], kills: int) -> bool:
-    """Return whether workers were killed as often as requested without an effect on readers."""
+    """Return whether all requested kills happened without an effect on readers."""
     was_seen = said["errors"] or said["wrong"]
     return said["kills"] >= kills and bool(said["reads"]) and not was_seen
 

@@ -18,7 +18,7 @@ CALM_S = 40.0
 """Longer than any read without faults: each calm reveals a hanging one."""
 STORM_S = 90.0
 GAP_S = 1.2
-"""Mean time between two attempts to start an action: most find their resource taken."""
+"""Mean time between attempts to start an action; most find their resource taken."""
 AT_ONCE_S = 1.0
 """An instant action takes its resource so long, for processes to come back."""
 
@@ -133,7 +133,7 @@ def make(
 
 
 def storm_ends(storm_s: float, length_s: float) -> float:
-    """Return when the storm ends that starts at ``storm_s``, in a run of ``length_s`` seconds.
+    """Return the end of the storm that starts at ``storm_s`` in a run of ``length_s``.
 
     The storm of a short run is as long as the run.
     """
@@ -171,7 +171,7 @@ def _choose(
 
 
 def only(steps: Sequence[Step], numbers: Collection[int] | None, until: int | None) -> list[Step]:
-    """Return some of the steps, at their times: to find out which of them cause a finding.
+    """Return some of the steps, at their times, to narrow down the cause of a finding.
 
     >>> [step.number for step in only(make(1, ["h1"], 60.0), {2, 4, 6}, 5)]
     [2, 4]

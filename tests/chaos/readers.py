@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's reads for hours, in a process of its own: each one compared, each fault recorded.
+"""A guest's reads for hours in a process of their own; records each wrong read.
 
 A reader's present state is in a shared page, so that a reader that hangs in the kernel is visible
 from outside.  Each fault is one line of JSON.

@@ -47,7 +47,7 @@ WHOLE_READ_S = 180.0
 ASIDE_S = actions.SPARE_READ_S + 60
 """Limit for work in threads once all faults are repaired."""
 GROWTH = {"memory": 256 * MIB, "threads": 48, "descriptors": 96}
-"""Additional resources that an idle worker may use at the end, compared with the start."""
+"""Additional resources that an idle worker may use at the end of the run."""
 HANGS_S = 900.0
 """A run that takes so much longer than twice its time is stuck, and ends itself."""
 KEPT = runs.CACHE_FOLDER.parent / "chaos"
@@ -121,7 +121,7 @@ def begin(world: world_.World, step: plan.Step) -> actions.Undo:
 
 
 def attempt(world: world_.World, step: plan.Step, work: Callable[[], object]) -> actions.Undo:
-    """Do or undo a step, and return the function that undoes it; a failure is a finding.
+    """Do or undo a step; return the function that undoes it.  A failure is a finding.
 
     :raises actions.NothingToDoError: it has nothing to do
     """
@@ -133,7 +133,7 @@ def attempt(world: world_.World, step: plan.Step, work: Callable[[], object]) ->
 
 
 def mend(world: world_.World) -> None:
-    """Wait until no fault is left and no read waits; any read that still waits is a finding."""
+    """Wait until no fault is left; report each read that still waits as a finding."""
     world.write_ring(dict.fromkeys(world.names, 100))
     for host in world.hosts.values():
         if not chaos_hosts.wait_serving(host, SERVES_S):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of a chaos run, in one table: steps by kind, and the reads that readers compared."""
+"""The table of a chaos run: steps by kind, and the reads that readers compared."""
 
 import collections
 import dataclasses

@@ -217,7 +217,7 @@ def bad_peer(
     seed: int = 1,
     learns_ring: bool = False,
 ) -> float:
-    """Return the completion of all hosts but the last, which is faulty and reads nothing.
+    """Return the completion of all hosts but the last, a faulty one without reads.
 
     :param kind: ``well``, or one of BAD; a slow one has a twentieth of the rate
     :param learns_ring: hosts have the variant ``ring``
@@ -276,7 +276,7 @@ def limits(chunks: int) -> None:
 
 
 def trust(chunks: int) -> None:
-    """Show the effect of FIRST and GAIN on readers that follow each other, and on others."""
+    """Show the effect of FIRST and GAIN on readers that follow each other, and others."""
     rows = [
         Row(name, 16, f"{first}, {gain}", {"first": first, "gain": gain})
         for first, gain in ((2, 1), (2, 2), (2, 4), (4, 2), (8, 2), (16, 2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many hosts on the exchange's own core in virtual time, under thousands of faults.
+"""Many hosts with the exchange's core in virtual time, under thousands of faults.
 
     python -m tests.chaos.transfer_swarm --seeds 0-1000
     python -m tests.chaos.transfer_swarm --seeds 17 --hosts 64
@@ -39,7 +39,7 @@ TOPOLOGIES = None, ring_view.on_ring, topologies.nearest, topologies.all_hosts
 
 STORM_S = 20.0
 ENDS_S = 240.0
-"""Time for all reads to end after the last repair: a liar is avoided for a minute and more."""
+"""Limit of reads after the last repair; a liar's backoff is over a minute."""
 EMPTY_S = 200.0
 CHECK_S = 0.05
 SLOW_LINK = 25e6 / 8

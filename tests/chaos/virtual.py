@@ -43,7 +43,7 @@ KIB = 1024
 CHUNK = 16 * KIB
 STORM_S = 40.0
 ENDS_S = 240.0
-"""Time for all reads to end after the last repair: a liar is avoided for a minute and more."""
+"""Limit of reads after the last repair; a liar's backoff is over a minute."""
 EMPTY_S = 300.0
 WALL_S = 120
 """Limit of a seed: a longer run is an endless loop."""
@@ -439,7 +439,7 @@ class World:
 
     async def _must_end(self, scope: trio.CancelScope) -> None:
         with trio.move_on_after(ENDS_S):
-            while any(self._scopes.values()):  # noqa: ASYNC110 - nobody says when
+            while any(self._scopes.values()):  # noqa: ASYNC110 - no event announces it
                 await trio.sleep(0.5)
             return
         raise Broken(f"reads wait {ENDS_S:g} s after all was mended: {self._waits()}")
@@ -470,7 +470,7 @@ class World:
 
     async def _must_be_empty(self) -> None:
         with trio.move_on_after(EMPTY_S):
-            while any(self._left().values()):  # noqa: ASYNC110 - nobody says when
+            while any(self._left().values()):  # noqa: ASYNC110 - no event announces it
                 await trio.sleep(1)
             return
         raise Broken(f"what was begun does not end: {self._left()}")

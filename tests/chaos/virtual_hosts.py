@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts in virtual time: the real parts of a worker, joined as the daemon joins them.
+"""Hosts in virtual time: a worker's real parts, joined as the daemon joins them.
 
 Simulated are the kernel (guests call mirrors), the sockets (``memory_network``), the source, and
 threads, whose work is done at once and then takes some virtual time.
@@ -400,7 +400,7 @@ def wall_clocks(off_s: Mapping[str, float]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_threads(rng: random.Random) -> Iterator[None]:
-    """Run the work of threads at once, for some virtual time: no thread stops this clock."""
+    """Run the work of threads at once, for some virtual time: threads stop no clock."""
     real = trio.to_thread.run_sync
 
     async def run_sync(

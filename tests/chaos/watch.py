@@ -16,7 +16,7 @@ from tests.chaos import plan
 from tests.chaos import readers
 
 WAITS_S = 30.0
-"""Limit of a read without an explaining fault: a loaded machine, and back-off of all kinds."""
+"""Limit of a read without an explaining fault; covers load and all backoffs."""
 DIES_S = 25.0
 FINDINGS = 40
 """Limit of kept findings."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run other people's tests against acstor, and print where it answers otherwise.
+"""Runs tests of other projects against acstor, and prints different answers.
 
 ``samples``: QEMU's sample images.  ``iotests``: the images that QEMU's iotests make.  ``fuzz``:
 random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' tests of its format
@@ -32,7 +32,7 @@ _WIDTHS = (44, 40, 40)
 
 
 def main() -> int:
-    """Return the exit status: 1 if acstor answers otherwise."""
+    """Run the parts; return 1 if one failed."""
     options = _arguments()
     logging.disable(logging.CRITICAL)  # oslo.utils warns of each unsafe image
     run = {
@@ -110,7 +110,7 @@ def run_inspector() -> bool:
 
 
 def run_readers() -> bool:
-    """Have other programs read acstor's qcow2 files."""
+    """Read acstor's qcow2 files with other programs."""
     found = reader_tests.run_tests()
     for kind, counts in found.items():
         print(f"readers: {kind}: {_counted(counts)}")
@@ -118,7 +118,7 @@ def run_readers() -> bool:
 
 
 def run_rest(options: argparse.Namespace) -> bool:
-    """Have schemathesis test the REST API, as each role."""
+    """Test the REST API by schemathesis, as each role."""
     is_good = True
     for verdict in rest_roles.run_roles(options.examples, options.seed):
         counts = ", ".join(f"{n} of {status}" for status, n in sorted(verdict.statuses.items()))
@@ -130,7 +130,7 @@ def run_rest(options: argparse.Namespace) -> bool:
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:
-    """Print a table; without ``is_whole`` only faults and the reasons of refusals."""
+    """Print a table, or only faults and reasons of refusals; return if all is right."""
     verdicts: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
     is_good = True

@@ -17,7 +17,7 @@ _CLEAN, _LEAKS = 0, 3  # exit statuses of qemu-img check
 
 
 class Run(NamedTuple):
-    """How a tool ended: its exit status, and the end of what it said."""
+    """A tool's exit status, and the end of its output."""
 
     status: int
     said: str
@@ -46,7 +46,7 @@ def run(words: list[object], max_bytes: int, cpu_s: int = CPU_S) -> Run:
 
 
 def why_not_converted(image: pathlib.Path, driver: str, raw: pathlib.Path, max_bytes: int) -> str:
-    """Write what a guest reads to ``raw``; return why QEMU does not, empty if it does."""
+    """Convert a disk to a raw file; return QEMU's error, "" if it succeeds."""
     words = ["qemu-img", "convert", "-t", "unsafe", "-f", driver, "-O", "raw", image, raw]
     done = run(words, max_bytes)
     return done.said if done.status else ""

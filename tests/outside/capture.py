@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands for a tool of QEMU's in iotests, and keeps every state of the images that it leaves.
+"""A stand-in for a QEMU tool in iotests; keeps each state of the test's images.
 
 It uses only the standard library.  It is started by the name of the tool, with the environment:
 ``CAPTURE_INTO``, a folder for the images, ``TEST_DIR``, where the iotest makes them, and
@@ -22,7 +22,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def main() -> int:
-    """Run the tool between two looks at the images."""
+    """Capture the images, run the tool, and capture them again."""
     capture_images()
     done = subprocess.run([TOOLS / pathlib.Path(sys.argv[0]).name, *sys.argv[1:]], check=False)
     capture_images()
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def capture_images() -> None:
-    """Copy the images that were not copied before."""
+    """Copy the images without a copy so far."""
     into, image_format = pathlib.Path(os.environ["CAPTURE_INTO"]), os.environ["IMGFMT"]
     for path in sorted(pathlib.Path(os.environ["TEST_DIR"]).glob("*")):
         if not path.is_file() or path.is_symlink():
@@ -59,11 +59,11 @@ def _capture(fd: int, into: pathlib.Path, image_format: str) -> None:
             copy.seek(at)
             copy.write(data)
         copy.truncate(status.st_size)
-    os.utime(name, ns=(0, known))  # the order in which they were made
+    os.utime(name, ns=(0, known))  # the order of creation
 
 
 def _pieces(fd: int, size_bytes: int) -> "list[tuple[int, bytes]]":
-    """Return the data of a file, without its holes and zeros."""
+    """Return a file's data, (offset, bytes), without holes and zeros."""
     found, at = [], 0
     while at < size_bytes:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential fuzzing: QEMU makes qcow2 images with random options, and damage changes them.
+"""Differential fuzzing: QEMU makes random qcow2 images, and damage changes them.
 
-Of each image that QEMU makes, the first of VARIANTS is as QEMU left it; the others are damaged.
-A seed and a number make the same image again.
+Of each of QEMU's images, the first of VARIANTS is unchanged, and the others are damaged.  A seed
+and a number define an image.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ _BITMAPS = 0x23852875
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How QEMU makes an image.
+    """Parameters of an image.
 
     :param options: of ``qemu-img create`` and ``convert`` (-o)
-    :param source: ``none``, ``stored`` or ``compressed``: what it is converted from
+    :param source: kind of the source: ``none``, ``stored`` or ``compressed``
     """
 
     options: str
@@ -41,7 +41,7 @@ class Options:
 
 
 def choose_options(dice: random.Random) -> Options:
-    """Return random options that QEMU takes."""
+    """Return random options that QEMU accepts."""
     cluster_bytes = dice.choice(_CLUSTERS)
     source = dice.choice(("none", "none", "stored", "compressed"))
     size_bytes = min(dice.randrange(1, 60) * cluster_bytes, 3 << 20) + dice.randrange(4) * 512
@@ -115,7 +115,7 @@ def _change(dice: random.Random, name: str) -> list[str]:
 
 
 def make_image(dice: random.Random, folder: pathlib.Path) -> tuple[pathlib.Path, str]:
-    """Return an image that QEMU made, and how."""
+    """Return an image made by QEMU, and its description."""
     image, of = folder / "image.qcow2", choose_options(dice)
     if of.source == "none":
         made = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", of.options, image, of.size_bytes]
@@ -136,7 +136,7 @@ def make_image(dice: random.Random, folder: pathlib.Path) -> tuple[pathlib.Path,
 
 
 def find_areas(data: bytes) -> list[tuple[int, int]]:
-    """Return offset and length of the header and of tables; the reader of them is its own."""
+    """Return offset and length of header and tables, found without acstor's code."""
     l1_entries, l1_at, refcounts_at = struct.unpack_from(">IQQ", data, 36)
     snapshots_at = struct.unpack_from(">Q", data, 64)[0]
     areas = [(0, 112), (0, 112), (100, 200), (l1_at, 8 * min(l1_entries, 8)), (refcounts_at, 8)]
@@ -179,9 +179,9 @@ def damage(dice: random.Random, whole: bytes) -> bytes:
 def judge_images(
     seed: int, first: int, count: int, stop_s: float, kept: pathlib.Path
 ) -> Iterator[judge.Row]:
-    """Judge images ``first`` and following; a fault's image is kept in ``kept``.
+    """Judge images from ``first`` on; copy those with a fault to ``kept``.
 
-    :param stop_s: monotonic time after which no further image begins
+    :param stop_s: monotonic time after which no further image starts
     """
     with tempfile.TemporaryDirectory(prefix="acstor-fuzz-") as work:
         folder = pathlib.Path(work)
@@ -205,7 +205,7 @@ def _judge(
     image.write_bytes(data)
     row = judge.judge_image(name, image, "qcow2", judge.prepare_qcow2)
     if not is_whole and row.verdict is judge.Verdict.TOO_STRICT:
-        # qemu-img check overlooks tables outside of the file, which QEMU reads as zeros.
+        # qemu-img check misses tables outside of the file, which QEMU reads as zeros.
         row = row._replace(verdict=judge.Verdict.STRICTER)
     if is_whole and row.verdict is judge.Verdict.EQUAL:
         difference = overlays.find_flatten_difference(image, folder)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Glance's inspection of an upload says, and whether acstor's inspection is milder.
+"""Glance's inspection of uploads, and images that acstor accepts against it.
 
-The rule is that of ``ImageProxy.set_data`` in Glance's ``glance/location.py``, with its default
-options.  oslo.utils has the inspectors.
+It follows ``ImageProxy.set_data`` in Glance's ``glance/location.py``, with its default options.
+oslo.utils has the inspectors.
 """
 
 import io
@@ -31,13 +31,13 @@ def is_refused_by_glance(file: IO[bytes], disk_format: str) -> bool:
         if disk_format not in (str(inspector), "raw"):
             return True
         inspector.safety_check()  # type: ignore[union-attr]
-    except Exception:  # Glance refuses what its inspection fails at
+    except Exception:  # Glance refuses an image if its inspection fails
         return True
     return False
 
 
 def why_refused_by_acstor(path: pathlib.Path, disk_format: str) -> str:
-    """Return why acstor's inspection refuses an image; empty if it does not."""
+    """Return why acstor's inspection refuses an image, "" if it accepts it."""
     with path.open("rb") as file:
         if disk_format in conversion.DRIVERS:
             return format_check.why_not_convertible(file, disk_format)
@@ -48,7 +48,7 @@ def why_refused_by_acstor(path: pathlib.Path, disk_format: str) -> str:
 
 
 def find_milder(path: pathlib.Path) -> tuple[list[str], int]:
-    """Return the disk formats under which only Glance refuses an image, and how many it refuses."""
+    """Return the disk formats that only Glance refuses, and the number it refuses."""
     refused = [name for name in DISK_FORMATS if is_refused_by_glance(path.open("rb"), name)]
     return [name for name in refused if not why_refused_by_acstor(path, name)], len(refused)
 

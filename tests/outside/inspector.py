@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""oslo.utils' own tests of its format inspector; acstor's inspection sees each of their images.
+"""oslo.utils' format inspector tests, with acstor's inspection of each image.
 
-The tests are in the installed oslo.utils.  What they import beside it is installed into ``.cache``.
+The installed oslo.utils has the tests.  Their further dependencies are installed into ``.cache``.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from tests.outside import qemu_source
 MODULE = "oslo_utils.tests.imageutils.test_format_inspector"
 NEEDS = ("ddt==1.7.2", "oslotest==6.1.1")
 _INSTALL_S = 300
-_MAX_BYTES = 2 << 20  # of what a test feeds to an inspector without a file
+_MAX_BYTES = 2 << 20  # of data that a test feeds to an inspector without a file
 
 
 class Result(NamedTuple):
-    """What came of the tests.
+    """The result of the tests.
 
-    :param images: images that the tests inspected
-    :param refused: pairs of image and disk format that Glance refuses
-    :param milder: those of them that acstor accepts
+    :param images: inspected images
+    :param refused: number of pairs of image and disk format that Glance refuses
+    :param milder: the pairs that acstor accepts nevertheless
     """
 
     tests: int
@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 class _Seen:
-    """Keeps each image that an inspector reads, and judges it once."""
+    """Judges each image that an inspector reads, once."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -65,13 +65,13 @@ class _Seen:
         self._judge(digest, pathlib.Path(name))
 
     def add_chunk(self, inspector: Any, chunk: bytes) -> None:
-        """Remember what an inspector is fed by a test."""
+        """Collect the data that a test feeds to an inspector."""
         if not self._is_judging:
             _, head = self._heads.setdefault(id(inspector), (inspector, bytearray()))
             head += chunk[: _MAX_BYTES - len(head)]
 
     def judge_chunks(self) -> None:
-        """Judge what inspectors were fed."""
+        """Judge the collected data."""
         for _, head in self._heads.values():
             path = self._folder / "fed"
             path.write_bytes(head)
@@ -113,7 +113,7 @@ def run_tests() -> Result:
 
 
 def _run_test(test: Any, outcome: unittest.TestResult) -> None:
-    """Run a test, and again if it fails: ``qemu-img`` may fail to time LUKS on a busy machine."""
+    """Run a test; repeat it on failure: a busy machine cannot time LUKS."""
     trial = unittest.TestResult()
     test.run(trial)
     if trial.wasSuccessful() and not trial.skipped:
@@ -124,7 +124,7 @@ def _run_test(test: Any, outcome: unittest.TestResult) -> None:
 
 @contextlib.contextmanager
 def _watched(seen: _Seen) -> Iterator[None]:
-    """Show ``seen`` all that inspectors read."""
+    """Report all data that inspectors read to ``seen``."""
     begin = format_inspector.InspectWrapper.__init__
     feed = format_inspector.FileInspector.eat_chunk
 
@@ -157,4 +157,4 @@ def _install() -> None:
         words = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), *NEEDS]
         subprocess.run(words, check=True, timeout=_INSTALL_S, cwd=folder.parent)
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # behind all that is installed
+        sys.path.append(str(folder))  # after all installed packages

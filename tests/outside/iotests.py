@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU's iotests: each runs as QEMU runs it, and every image that it makes is judged.
+"""QEMU's iotests: runs each as QEMU does, and judges each image that it makes.
 
-Only shell scripts run that need no virtual machine, no NBD server and no faults of a
-device: their images are those of qemu-img and qemu-io.
+It runs only shell scripts without virtual machine, NBD server and injected faults, whose images
+are those of qemu-img and qemu-io.
 """
 
 import os
@@ -38,7 +38,7 @@ _VARIABLES = {
 
 
 class Result(NamedTuple):
-    """One iotest: QEMU's own judgement (``pass``, ``fail``, ``not run``), and its images."""
+    """An iotest: its status in QEMU (``pass``, ``fail``, ``not run``), and its images."""
 
     name: str
     status: str
@@ -46,7 +46,7 @@ class Result(NamedTuple):
 
 
 def choose_tests(iotests: pathlib.Path, image_format: str) -> tuple[list[str], int]:
-    """Return the names of the iotests that run here for a format, and the number of all."""
+    """Return the iotests' names that run here for a format, and the number of all."""
     every = sorted(path for path in iotests.glob("[0-9][0-9][0-9]") if path.is_file())
     chosen = []
     for path in every:
@@ -65,7 +65,7 @@ def _names(command: str, text: str) -> set[str]:
 
 
 def run_test(iotests: pathlib.Path, name: str, image_format: str, kept: pathlib.Path) -> Result:
-    """Run an iotest and judge its images; a fault's image is kept in ``kept``."""
+    """Run an iotest and judge its images; copy those with a fault to ``kept``."""
     disk_format = FORMATS[image_format]
     prepare = (
         judge.prepare_qcow2 if disk_format == "qcow2" else judge.prepare_converted(disk_format)
@@ -96,7 +96,7 @@ def run_test(iotests: pathlib.Path, name: str, image_format: str, kept: pathlib.
 
 
 def _run(iotests: pathlib.Path, words: list[str], folder: pathlib.Path) -> str:
-    """Run QEMU's runner of iotests; return its judgement."""
+    """Run QEMU's runner of iotests; return the status."""
     tools = folder / "tools"
     programs = {_VARIABLES[tool]: str(capture.TOOLS / tool) for tool in TOOLS}
     programs |= {_VARIABLES[tool]: str(tools / f"run-{tool}") for tool in CAPTURED}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What QEMU and acstor answer for one image, and whether the answers agree.
+"""Compares acstor's answer for an image with QEMU's, which is the reference.
 
-The rule: QEMU is right.  acstor serves the bytes that ``qemu-img convert`` writes, or refuses the
-image in words.  It refuses what QEMU refuses.  It refuses a sound image only for a feature.
+acstor must serve the bytes that ``qemu-img convert`` writes, or refuse the image with a reason.  It
+must refuse what QEMU refuses, and may refuse a sound image only because of a feature.
 """
 
 import enum
@@ -36,9 +36,9 @@ from tests.outside import bounded
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 SMALL_DISK_BYTES = 1 << 30
 MAX_DISK_BYTES = 256 << 30
-"""Larger disks are not compared: QEMU's answer is a file of that length."""
+"""Larger disks are not compared: QEMU writes a file of that length."""
 WORK_PREFIX = "judge-"
-_PIECES = 64  # chunks that are read together
+_PIECES = 64  # chunks of one read
 FEATURES = frozenset(
     {
         RefusalReason.BACKING_FILE.value,
@@ -49,11 +49,11 @@ FEATURES = frozenset(
         RefusalReason.TOO_LARGE.value,
     }
 )
-"""Why acstor refuses images that QEMU serves, however sound they are."""
+"""Reasons to refuse images that QEMU serves, even sound ones."""
 
 
 class Verdict(enum.StrEnum):
-    """How the answers agree."""
+    """The result of the comparison."""
 
     EQUAL = "equal"
     BOTH_REFUSE = "both refuse"
@@ -76,7 +76,7 @@ class Verdict(enum.StrEnum):
 
 
 class Row(NamedTuple):
-    """One image: QEMU's and acstor's answers (empty: served), and how they agree."""
+    """An image's answers of QEMU and acstor ("": served), and their comparison."""
 
     image: str
     qemu: str
@@ -85,9 +85,10 @@ class Row(NamedTuple):
 
 
 Prepare = Callable[[pathlib.Path, pathlib.Path, int], pathlib.Path]
-"""Prepares an image in a folder, with chunks of so many bytes.
+"""Prepares an image in a folder, with a chunk size in bytes.
 
-Returns the stored file; its chunk map (``.acmap``) is beside it."""
+Returns the stored file; its chunk map (``.acmap``) is beside it.
+"""
 
 
 def judge_image(name: str, image: pathlib.Path, driver: str, prepare: Prepare) -> Row:
@@ -106,7 +107,7 @@ def judge_image(name: str, image: pathlib.Path, driver: str, prepare: Prepare) -
             difference = "" if qemu else find_difference(stored, raw)
         except (errors.NotRaw, errors.LimitExceeded) as refused:
             return _refused(name, image, driver, qemu, refused)
-        except Exception as exc:  # any other answer is a fault, which is shown
+        except Exception as exc:  # any other answer is a fault
             return Row(name, qemu, repr(exc), Verdict.BROKEN)
     if qemu:
         return Row(name, qemu, "", Verdict.MILDER)
@@ -114,7 +115,7 @@ def judge_image(name: str, image: pathlib.Path, driver: str, prepare: Prepare) -
 
 
 def _drop_padding(raw: pathlib.Path, size_bytes: int) -> None:
-    """Cut the zeros with which QEMU fills the last sector; it does so with an agent's file too."""
+    """Cut QEMU's padding of the last sector, which it also adds to an agent's file."""
     if 0 < raw.stat().st_size - size_bytes < qcow2_header.SECTOR_BYTES:
         os.truncate(raw, size_bytes)
 
@@ -132,17 +133,17 @@ def _refused(
 
 
 def prepare_qcow2(image: pathlib.Path, folder: pathlib.Path, chunk_bytes: int) -> pathlib.Path:
-    """Prepare an image that Glance calls qcow2."""
+    """Prepare an image as qcow2."""
     return _prepare(image, folder, chunk_bytes, layout.DiskFormat.QCOW2)
 
 
 def prepare_raw(image: pathlib.Path, folder: pathlib.Path, chunk_bytes: int) -> pathlib.Path:
-    """Prepare an image that Glance calls raw."""
+    """Prepare an image as raw."""
     return _prepare(image, folder, chunk_bytes, layout.DiskFormat.RAW)
 
 
 def prepare_converted(disk_format: str) -> Prepare:
-    """Return what converts an image of another format of Glance's, and prepares the result."""
+    """Return a function that converts an image of this format and prepares it."""
 
     def prepare(image: pathlib.Path, folder: pathlib.Path, chunk_bytes: int) -> pathlib.Path:
         copied = folder / "uploaded"
@@ -178,7 +179,7 @@ def _prepare(
 
 
 def find_difference(stored: pathlib.Path, raw: pathlib.Path) -> str:
-    """Return the first difference of what acstor serves to QEMU's file; empty if there is none."""
+    """Return the first difference of acstor's view to QEMU's file, "" if none."""
     found = chunk_map.ChunkMap.parse(stored.with_suffix(".acmap").read_bytes(), "map")
     cut, size_bytes = found.geometry, raw.stat().st_size
     if cut.size_bytes != size_bytes:
@@ -197,7 +198,7 @@ def find_difference(stored: pathlib.Path, raw: pathlib.Path) -> str:
 async def _find_read_difference(
     stored: pathlib.Path, found: chunk_map.ChunkMap, raw: IO[bytes], numbers: list[int]
 ) -> str:
-    """Compare what an agent reads by the layout."""
+    """Return the first difference of an agent's reads by the layout."""
     cut, blob = found.geometry, base.Blob(IMAGE_ID, base.BlobKind.IMAGE)
     async with trio.open_nursery() as nursery:
         source = layout_source.LayoutSource(
@@ -233,7 +234,7 @@ def _chunk(raw: IO[bytes], cut: geometry.Geometry, number: int) -> bytes:
 
 
 def _data_chunks(raw: IO[bytes], cut: geometry.Geometry) -> Iterator[int]:
-    """Yield the chunks that are no holes in QEMU's file."""
+    """Yield the chunks with data in QEMU's file."""
     at = 0
     while at < cut.size_bytes:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acstor makes of an overlay: a delta, and the image that the gateway flattens it into."""
+"""acstor's deltas and flattened images of an overlay, compared with QEMU."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ WRITES = ("write -P 77 0 1536", "write -z 4096 8192", "write -P 78 -q 24576 512"
 
 
 def find_flatten_difference(image: pathlib.Path, folder: pathlib.Path) -> str:
-    """Write over an image with QEMU, and flatten that; return how QEMU reads the result otherwise.
+    """Flatten QEMU's writes over an image; return a difference in QEMU's view of it.
 
     :param image: a qcow2 file that acstor serves
     """
@@ -26,7 +26,7 @@ def find_flatten_difference(image: pathlib.Path, folder: pathlib.Path) -> str:
     writes: list[object] = ["qemu-io", "-f", "qcow2", "-t", "unsafe"]
     for command in WRITES:
         writes += ["-c", command]
-    bounded.run([*writes, overlay], MAX_BYTES)  # a short disk takes only some of them
+    bounded.run([*writes, overlay], MAX_BYTES)  # a short disk rejects some of them
     with image_file.open_image(overlay) as changed, image_file.open_image(image) as base:
         disk = qcow2.Qcow2(changed, may_have_backing=True)
         stream = changed_disks.stream_of(disk)
@@ -35,7 +35,7 @@ def find_flatten_difference(image: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def find_reader_difference(image: pathlib.Path, folder: pathlib.Path) -> str:
-    """Read an image that only Glance's inspection refuses; return how QEMU reads it otherwise."""
+    """Return a difference to QEMU's view of an image that only the inspection refuses."""
     with image_file.open_image(image) as source:
         try:
             disk = qcow2.Qcow2(source, MAX_BYTES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU's source package of this Debian release, fetched by apt and unpacked into ``.cache``.
+"""QEMU's source package of this Debian release, unpacked by apt into ``.cache``.
 
 The package is never part of this repository.  ``apt-get`` checks its signature and hashes.
 """
@@ -19,7 +19,7 @@ _DEADLINE_S = 600
 
 
 def find_iotests() -> pathlib.Path:
-    """Return the folder of QEMU's iotests; fetch the package if it is not there."""
+    """Return the folder of QEMU's iotests; fetch the package if it is missing."""
     for _ in range(2):
         with contextlib.suppress(StopIteration):
             return next(CACHE.glob("*/tests/qemu-iotests"))
@@ -48,7 +48,7 @@ def _fetch() -> None:
 
 
 def _source_entries() -> list[tuple[str, str]]:
-    """Return this system's package sources, as sources of source packages."""
+    """Return this system's package sources as sources of source packages."""
     found = []
     for path in sorted(_SYSTEM.glob("sources.list.d/*.sources")):
         text = path.read_text()

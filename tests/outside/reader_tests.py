@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tests that make qcow2 files by acstor, with the readers imago and qcow2-rs beside QEMU."""
+"""Tests of acstor's qcow2 files with the readers imago and qcow2-rs besides QEMU."""
 
 import collections
 import os
@@ -34,7 +34,7 @@ def build() -> pathlib.Path:
 
 
 def run_tests() -> dict[str, collections.Counter[str]]:
-    """Run the tests; return how many files each reader read of each kind.
+    """Run the tests; return the numbers of files by kind and reader.
 
     :raises RuntimeError: a test failed
     """

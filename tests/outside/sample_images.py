@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""QEMU's sample images, each under its own disk format of Glance and under raw."""
+"""QEMU's sample images, each in its own disk format of Glance and as raw."""
 
 import bz2
 import pathlib
