@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m evaluation.bench ID...``: run benchmarks; without an ID, list them.
 
-Exit status: 0 all ran (whether or not they met their targets), 1 one could not
-run, 2 wrong usage, 130 stopped.
+Exit status: 0 all ran, with or without missed targets; 1 one could not run; 2 wrong usage;
+130 stopped.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What announcements of neighbours cost a host that has attached the image.
+"""The cost of neighbours' announcements for a host with the image attached.
 
-``python -m evaluation.bench.announcement_cost`` prints the processor time for each announced
-chunk, from the decoded message to the decision what to prefetch, by the length of segments.
-Four neighbours announce all chunks of an image in their order; *here*: the host has cached
-them.  Prefetching is on; nothing that it asks for comes.
+``python -m evaluation.bench.announcement_cost`` prints the processor time per announced chunk,
+from the decoded message to the prefetch decision, by segment length.  Four neighbours announce
+all chunks of an image in order; *here*: the host has cached them.  Prefetching is on, but no
+prefetched chunk arrives.
 """
 
 import logging
@@ -31,20 +31,20 @@ from tests.fakes import one_machine
 CHUNKS = 16_384
 NEIGHBOURS = ("h2", "h3", "h4", "h5")
 CHUNKS_TOLD = 512
-"""In one message."""
+"""Per message."""
 LENGTHS = (1, 4, 16)
 UNLIMITED = token_buckets.Rate(per_s=1e9, burst=1e9)
 
 
 def unlimited(host: one_host.OneHost) -> None:
-    """Let neighbours announce as much as they like."""
+    """Lift the rate limit of neighbours' announcements."""
     announcements.LOOKUPS_OF_PEER = announcements.LOOKUPS_OF_ALL = UNLIMITED
     limits = announcements.AnnouncementLimits(UNLIMITED, len(NEIGHBOURS))
     host.chunks.core.context.announcements.limits = limits
 
 
 async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:
-    """Return the microseconds for each chunk that a neighbour announces, by neighbour."""
+    """Return the microseconds per announced chunk, by neighbour."""
     table = hash_ring.Ring(1, one_machine.table(16).hosts, segment_chunks=segment_chunks)
     cids = [ids.cid_of(b"%d" % number) for number in range(CHUNKS)]
     cut = geometry.Geometry(CHUNKS * one_host.CHUNK, one_host.CHUNK)
@@ -66,7 +66,7 @@ async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:
 
 
 def cost_us(host: one_host.OneHost, name: ids.HostId, messages: list[peer_wire.Advertise]) -> float:
-    """Return the microseconds for each chunk that one neighbour announces."""
+    """Return the microseconds per chunk that one neighbour announces."""
     began_s = time.process_time()
     for message in messages:
         host.news.announcement_received(name, message)
@@ -75,7 +75,7 @@ def cost_us(host: one_host.OneHost, name: ids.HostId, messages: list[peer_wire.A
 
 def main() -> int:
     """Measure and print."""
-    logging.disable(logging.WARNING)  # the neighbours that do not answer
+    logging.disable(logging.WARNING)  # neighbours without an answer
     for length in LENGTHS:
         for is_here in (False, True):
             each = trio.run(us_a_chunk, length, is_here)

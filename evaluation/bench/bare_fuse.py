@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor that P5 and P6a are measured against: pyfuse3 serving one file with os.pread.
+"""The floor of P5 and P6a: pyfuse3 serving one file with os.pread.
 
-Run as ``python -m evaluation.bench.bare_fuse FILE MOUNT_POINT``; it shows FILE as
-``MOUNT_POINT/file`` until SIGTERM.  There is no cache, map or check in it:
-nothing that is written with pyfuse3 and trio can be much faster.
+``python -m evaluation.bench.bare_fuse FILE MOUNT_POINT`` shows FILE as
+``MOUNT_POINT/file`` until SIGTERM, without cache, map or check.  No file system on pyfuse3 and
+trio can be much faster.
 """
 
 import errno

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests that boot with and without boot images: what P6, P12b and S2's page share."""
+"""Guests that boot with and without boot images, for P6, P12b and S2's page."""
 
 import dataclasses
 import mmap
@@ -27,7 +27,7 @@ READY_S = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """The lab's image as a source gives it: raw, with chunk map and boot image."""
+    """The lab's image at a source: raw, with chunk map and boot image."""
 
     images: local.ImageFolder
     image_id: ids.ImageId
@@ -65,7 +65,7 @@ def wait_ready(agent: agents.Agent, image_id: ids.ImageId) -> None:
 
 
 def read_whole(path: pathlib.Path, *, is_direct: bool = False) -> None:
-    """Read a file from beginning to end; directly: past the page cache, which learns nothing."""
+    """Read a whole file, past the page cache if ``is_direct``."""
     buffer = mmap.mmap(-1, geometry.MIB)
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if is_direct else 0))
     with open(descriptor, "rb", buffering=0) as file:
@@ -74,22 +74,22 @@ def read_whole(path: pathlib.Path, *, is_direct: bool = False) -> None:
 
 
 def forget(path: pathlib.Path) -> None:
-    """Take a file out of the page cache; what is not on disk yet is written first."""
+    """Sync a file and drop it from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def overlay(host: network.Host, backing: pathlib.Path) -> pathlib.Path:
-    """Make the disk of a guest."""
+    """Make a guest's disk."""
     size_bytes = backing.stat().st_size
     return guest.make_overlay(host.folder / "disk.qcow2", backing, "raw", size_bytes)
 
 
 def login_s(host: network.Host, backing: pathlib.Path) -> float:
-    """Boot a guest and return when its login prompt came.
+    """Boot a guest and return the seconds to its login prompt.
 
-    QEMU uses the page cache (``writeback``), which is what acstor gives to instances in Nova.
+    QEMU uses the page cache (``writeback``), as on acstor's disks in Nova.
     """
     with guest.Guest(host, overlay(host, backing), cache="writeback") as booted:
         seen = booted.wait_booted()

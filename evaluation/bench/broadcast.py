@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline that copies first, with the hosts' help: BitTorrent, by Debian's aria2.
+"""A baseline that copies first, between hosts: BitTorrent, by Debian's aria2.
 
-It stands where Nicolae 2016 has scp-tsunami: every host gets the whole image
-before any of them reads.  The source seeds; hosts go on seeding until the last
-one is done.
+It replaces scp-tsunami of Nicolae 2016: each host gets the whole image before any host reads.
+The source seeds; hosts seed until all are complete.
 """
 
 import contextlib
@@ -32,18 +31,18 @@ POLL_S = 0.02
 
 
 def require_client() -> None:
-    """Refuse a machine without the client.
+    """Check that the client is installed.
 
-    :raises harness.CannotRun: says what to install
+    :raises harness.CannotRun: has the package to install
     """
     if shutil.which(CLIENT) is None:
         raise harness.CannotRun(f"{CLIENT} is not installed (Debian package aria2)")
 
 
 def broadcast(net: network.Network, image: pathlib.Path, deadline_s: float) -> dict[int, float]:
-    """Bring ``image`` from the source to every host; return after how many seconds each had it.
+    """Send ``image`` from the source to every host; return each host's seconds.
 
-    :raises harness.CannotRun: a host did not get it in time, or has got something else
+    :raises harness.CannotRun: a host did not get it in time, or got other bytes
     """
     wanted = image.read_bytes()
     torrent = net.run.folder / "image.torrent"
@@ -53,7 +52,7 @@ def broadcast(net: network.Network, image: pathlib.Path, deadline_s: float) -> d
         stack.enter_context(_process(net.source, _tracker(net)))
         collective.wait_listening(
             net.source, TRACKER_PORT
-        )  # who finds no tracker comes back much later
+        )  # a client retries a missing tracker much later
         seeder = _client(torrent, image.parent, "--bt-seed-unverified=true")
         stack.enter_context(_process(net.source, seeder))
         collective.wait_listening(net.source, PEER_PORT)
@@ -98,7 +97,7 @@ def _client(torrent: pathlib.Path, folder: pathlib.Path, *more: str) -> list[str
 
 
 def _hook(folder: pathlib.Path) -> pathlib.Path:
-    """Return a script that tells that the download is complete."""
+    """Return a script that marks the download as complete."""
     script = folder / "hook"
     script.write_text(f"#!/bin/sh\n: >'{folder}/complete'\n")
     script.chmod(0o755)

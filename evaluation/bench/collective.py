@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud of the lab whose hosts read at once: what P1 to P4, P11 and P13 share.
+"""A lab cloud whose hosts read concurrently, for P1 to P4, P11 and P13.
 
-The rule: every byte that a host reads is compared with the image, so a figure
-can never come from wrong answers; and what the source has sent is what the image
-server logged, not what agents say.
+Each read byte is compared with the image, so wrong data cannot improve a figure.  The source's
+bytes are those of the image server's log, not of agents' counters.
 """
 
 import contextlib
@@ -42,11 +41,11 @@ REMOTE_ORIGINS = ("source", "home", "peer")
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What one host reads: ranges of one image, in their order, from some time on.
+    """One host's reads: ranges of one image, in order, after a delay.
 
-    :param spans: (offset, length) in bytes; no byte twice
-    :param image_no: which of the cloud's images
-    :param delay_s: how long after the common start
+    :param spans: (offset, length) in bytes, without overlaps
+    :param image_no: index of the cloud's image
+    :param delay_s: after the common start
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -55,13 +54,13 @@ class Reading:
 
     @property
     def length(self) -> int:
-        """Bytes that are read."""
+        """The number of bytes to read."""
         return sum(length for _, length in self.spans)
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """How one host's reading went; times are seconds after the common start."""
+    """One host's measurements; times are seconds after the common start."""
 
     began_s: float
     ended_s: float
@@ -69,23 +68,23 @@ class Seen:
 
     @property
     def took_s(self) -> float:
-        """How long the host read."""
+        """Duration of the host's reads."""
         return self.ended_s - self.began_s
 
 
 class Images:
-    """The images of a benchmark: written and pre-hashed once, served in each of its labs."""
+    """The images of a benchmark: written and pre-hashed once, served in each lab."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.files = local.ImageFolder(folder)
         self.ids: list[ids.ImageId] = []
 
     def add(self, data: bytes) -> None:
-        """Add an image; its number is that of images before it."""
+        """Append an image."""
         self.ids.append(self.files.add(data))
 
     def path(self, image_no: int) -> pathlib.Path:
-        """Return where an image's bytes lie."""
+        """Return the path of an image."""
         return self.files.path(self.ids[image_no])
 
     def data(self, image_no: int) -> mmap.mmap:
@@ -96,7 +95,7 @@ class Images:
 
 @contextlib.contextmanager
 def images(*all_data: bytes) -> Iterator[Images]:
-    """Keep images in a folder of their own until the block ends."""
+    """Write images to a temporary folder for the block."""
     with tempfile.TemporaryDirectory(prefix="acstor-bench-") as folder:
         kept = Images(pathlib.Path(folder) / "images")
         for data in all_data:
@@ -105,12 +104,12 @@ def images(*all_data: bytes) -> Iterator[Images]:
 
 
 class Cloud:
-    """Hosts with agents, and an image server, joined by links of one rate.
+    """Hosts with agents, and an image server, on links of one rate.
 
-    :param hosts: how many; they are called by their number, from 0
-    :param link_mbit: rate of every link, the image server's as well; it gives the segment length
-    :param groups: hosts that share a ring; a host in no group works alone
-    :param without_agent: hosts on whose place on the ring no agent of ours runs
+    :param hosts: their number; hosts are numbered from 0
+    :param link_mbit: rate of all links, including the image server's; sets the segment length
+    :param groups: hosts that share a ring; a host in no group has no peers
+    :param without_agent: hosts on the ring without an agent of the lab
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Cloud:
 
     @contextlib.contextmanager
     def running(self, **options: object) -> Iterator["Cloud"]:
-        """Start everything; caches are empty, no image is attached.
+        """Start everything, with empty caches and no attached image.
 
         :param options: options of [acstor_agent]
         """
@@ -153,7 +152,7 @@ class Cloud:
             agents.ask_to_end(self.agents.values())
 
     def _source_urls(self, net: network.Network, stack: contextlib.ExitStack) -> list[str]:
-        """Return where each host reads images; a cloud may start other servers here."""
+        """Return the source URL of each host; a subclass may start other servers."""
         return [self.server.url] * len(net.hosts)
 
     def _write_rings(self, net: network.Network) -> dict[int, pathlib.Path]:
@@ -166,7 +165,7 @@ class Cloud:
         return rings
 
     def attach(self, readings: Mapping[int, Reading]) -> None:
-        """Attach the images that are going to be read."""
+        """Attach the images of readings."""
         for number, reading in readings.items():
             os.stat(self._path(number, reading))
 
@@ -174,20 +173,19 @@ class Cloud:
         return self.agents[number].image_path(self.images.ids[reading.image_no])
 
     def mark(self) -> None:
-        """Count what the source sends from now on."""
+        """Reset the counter of the source's bytes."""
         self._requests_before = len(list(self.server.requests()))
 
     def source_bytes(self) -> int:
-        """Return the bytes that the server has sent since the mark, as it logged."""
+        """Return the bytes in the server's log since the mark."""
         later = list(self.server.requests())[self._requests_before :]
         return sum(request.body_bytes_sent for request in later)
 
     def read(self, readings: Mapping[int, Reading], is_direct: bool = False) -> dict[int, Seen]:
-        """Have hosts read, each in a thread, all from one start on; return how it went.
+        """Let hosts read in parallel; return their measurements.
 
-        :param is_direct: past the kernel's page cache, as QEMU with cache=none does; spans must
-            then be multiples of 4 KiB
-        :raises harness.CannotRun: a host read something else than the image has, or failed
+        :param is_direct: O_DIRECT, as QEMU with cache=none; spans must then be multiples of 4 KiB
+        :raises harness.CannotRun: a host read wrong bytes, or failed
         """
         began_s: dict[int, float] = {}
 
@@ -208,7 +206,7 @@ class Cloud:
         }
 
     def settle(self) -> None:
-        """Wait until no chunk is on its way: what comes late has been moved as well."""
+        """Wait until no chunk transfer is in flight."""
         end = time.monotonic() + SETTLE_DEADLINE_S
         while time.monotonic() < end:
             if not any(status["exchange"]["chunks_in_flight"] for status in self.status()):
@@ -216,19 +214,19 @@ class Cloud:
             time.sleep(0.2)
 
     def status(self) -> list[dict[str, Any]]:
-        """Return what each agent says of itself."""
+        """Return the status of each agent."""
         return [agent.status() for agent in self.agents.values()]
 
     def cpu_seconds(self) -> float:
-        """Return the processor time that the agents have used so far, all together."""
+        """Return the processor time of all agents so far."""
         return sum(harness.cpu_seconds(agent.pid) for agent in self.agents.values())
 
 
 def run_together(work: Mapping[int, Callable[[], Iterable[str]]]) -> dict[int, float]:
-    """Run each host's work in a thread, all from one start on; return how long each took, in s.
+    """Run each host's work in a thread, from a common start; return durations in s.
 
-    :param work: returns what went wrong
-    :raises harness.CannotRun: something did, or work failed
+    :param work: returns an error, "" if there is none
+    :raises harness.CannotRun: there was an error, or work raised
     """
     barrier = threading.Barrier(len(work))
     took_s: dict[int, float] = {}
@@ -254,7 +252,7 @@ def run_together(work: Mapping[int, Callable[[], Iterable[str]]]) -> dict[int, f
 
 
 def pieces(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Cut ranges into reads of at most READ_BYTES.
+    """Split ranges into reads of at most READ_BYTES.
 
     >>> list(pieces([(0, READ_BYTES + 1), (9, 3)]))
     [(0, 1048576), (1048576, 1), (9, 3)]
@@ -267,8 +265,8 @@ def pieces(spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 def compare(
     path: pathlib.Path, data: bytes | mmap.mmap, reading: Reading, is_direct: bool
 ) -> list[int]:
-    """Read a file; return the offsets at which it has other bytes than ``data``."""
-    buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT wants it aligned
+    """Read a file; return the offsets where it differs from ``data``."""
+    buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT needs alignment
     fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if is_direct else 0))
     try:
         wrong = []
@@ -282,7 +280,7 @@ def compare(
 
 
 def wait_listening(host: network.Host, port: int) -> None:
-    """Wait until something on ``host`` listens on a TCP port."""
+    """Wait until a TCP port on ``host`` is listening."""
 
     def is_listening() -> bool:
         return f":{port} " in host.run(["ss", "-Hltn"])
@@ -291,15 +289,15 @@ def wait_listening(host: network.Host, port: int) -> None:
 
 
 def moved_bytes(status: Mapping[str, Any]) -> dict[str, int]:
-    """Return what an agent has moved to its host for the host itself, by origin.
+    """Return the bytes an agent fetched for its own host, by origin.
 
-    What it read from the source or a cache for other hosts is not in it.
+    Its reads from the source or a cache for other hosts are not included.
     """
     return {origin: status["fetched"][origin]["bytes"] for origin in REMOTE_ORIGINS}
 
 
 def received_bytes(statuses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what the mean host received, by origin: for itself, and as a home for others."""
+    """Return the mean bytes received per host, by origin, for itself or as a home."""
     moved = [moved_bytes(status) for status in statuses]
     from_source = [status["exchange"]["source_bytes"] for status in statuses]
     by_peers = {
@@ -309,10 +307,10 @@ def received_bytes(statuses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def unread_bytes(status: Mapping[str, Any], read_bytes: int) -> int:
-    """Return what was moved to a host for itself and was not read there, in bytes.
+    """Return the bytes fetched for a host and not read there.
 
-    ``read_bytes`` are the different bytes that the host's reader read.  Some of them may have been
-    here already without being moved for this host: as the chunk's home it had read them for
-    another one.  So this is a lower bound; it is exact where no two hosts want the same chunk.
+    ``read_bytes`` is the number of distinct bytes that the host's reader read.  Some of them may
+    have been cached without a fetch for this host: as the chunk's home, it read them for another
+    host.  So this is a lower bound, exact if no two hosts read the same chunk.
     """
     return max(0, sum(moved_bytes(status).values()) - read_bytes)

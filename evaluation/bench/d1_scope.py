@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""D1: what ``dedup_scope = project`` costs: source bytes of two tenants' snapshots of one base.
+"""D1: the source bytes of two tenants' snapshots under ``dedup_scope = project``.
 
-A real agent, a public image, and a snapshot of it of each of two projects, all read
-whole one after the other.  In both snapshots a fifth of the chunks has changed: most
-of those alike, as by the same update, the rest in each its own way.  Under ``cloud``
-the source gives what is alike once, under ``project`` once for each project; what the
-snapshots have of their base it gives once either way.  The value is what came from the
-source under ``project``, divided by what must.
+A real agent reads, in sequence, a public image and a snapshot of it from each of two projects.  In
+both snapshots a fifth of the chunks has changed: most of them equally, as by the same update, the
+rest differently.  The source sends common changes once under ``cloud``, once per project under
+``project``; it sends the snapshots' unchanged chunks once in both.  The value is the source's bytes
+under ``project``, divided by their minimum.
 """
 
 import pathlib
@@ -28,7 +27,7 @@ PROJECTS = ("a", "b")
 
 @harness.measures("D1")
 def run(say: harness.Say) -> harness.Result:
-    """Read base and snapshots in each scope; compare what came from the source."""
+    """Read base and snapshots in each scope; compare the source's bytes."""
     rng = random.Random(1)
     base = [rng.randbytes(CHUNK) for _ in range(CHUNKS)]
     changed = rng.sample(range(CHUNKS), round(CHANGED_SHARE * CHUNKS))
@@ -58,7 +57,7 @@ def run(say: harness.Say) -> harness.Result:
 def snapshot(
     base: list[bytes], update: dict[int, bytes], own: list[int], rng: random.Random
 ) -> bytes:
-    """Return an image like ``base`` with an update in it and chunks of its own."""
+    """Return an image like ``base`` with an update and chunks of its own."""
     chunks = [update.get(number, data) for number, data in enumerate(base)]
     for number in own:
         chunks[number] = rng.randbytes(CHUNK)
@@ -68,7 +67,7 @@ def snapshot(
 def source_bytes(
     base: list[bytes], snapshots: list[bytes], dedup_scope: deduplication.DedupScope
 ) -> int:
-    """Return what the source gives for reading the base and each snapshot whole."""
+    """Return the source's bytes when base and snapshots are read whole."""
     with tempfile.TemporaryDirectory(prefix="acstor-d1-") as text:
         folder = pathlib.Path(text)
         images = local.ImageFolder(folder / "images")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""D2: a guest's reads beside each denial of service.
+"""D2: a guest's reads during each denial-of-service attack.
 
-One real agent in the default mode, an image that lies in its cache, and a compressed qcow2 that
-does not.  Reads of 4 KiB, one at a time, at rest and then beside each attack of
-``tests/fakes/denials.py``: an image of 2 TiB is attached, another guest reads clusters that take
-long to decode, 48 hosts of the v-node table send small messages, a local user scrapes the metrics
-with 16 connections, strangers take the places of a vault of this host.  The values are the worst
-p99 of the cached reads in milliseconds, and the worst p99 of the uncached ones divided by that at
-rest.  Attackers share the processors with the agent and are niced.
+One real agent in the default mode, a cached image, and an uncached compressed qcow2.  Reads of
+4 KiB, one at a time, at rest and then during each attack of ``tests/fakes/denials.py``: an image of
+2 TiB is attached, another guest reads clusters that decode slowly, 48 hosts of the v-node table
+send small messages, a local user scrapes the metrics with 16 connections, strangers occupy the
+connections of this host's vault.  The values are the worst p99 of cached reads in milliseconds, and
+the worst p99 of uncached reads over that at rest.  Attackers share the processors with the agent
+and are niced.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.lab import local
 from tests.lab import vaults
 
 CHUNKS = 480
-"""Uncached reads beside each attack."""
+"""Uncached reads during each attack."""
 MEMBERS = [f"bad{number}" for number in range(48)]
 KINDS = ("pings", "cancels", "hurries", "gets")
 PEER_WEIGHT, OWN_WEIGHT = 1, 1000
@@ -41,7 +41,7 @@ Attack = Callable[[], contextlib.AbstractContextManager[object]]
 
 @harness.measures("D2", "D2b")
 def run(say: harness.Say) -> harness.Result:
-    """Read at rest, then beside each attack."""
+    """Read at rest, then during each attack."""
     cached_ms: dict[str, float] = {}
     uncached_ms: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="acstor-d2-") as text, contextlib.ExitStack() as stack:
@@ -59,7 +59,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 class Lab:
-    """The agent that is attacked, and the images that its guests read."""
+    """The attacked agent, and the images of its guests."""
 
     def __init__(self, folder: pathlib.Path, stack: contextlib.ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -92,16 +92,16 @@ class Lab:
 
     @property
     def agent(self) -> agents.Agent:
-        """The agent that is attacked."""
+        """The attacked agent."""
         return self._cloud["h1"]
 
     def uncached_reads(self, turn: int) -> list[float]:
-        """Return how long reads of chunks took that were not read in another turn."""
+        """Return the latencies of chunks that no other turn reads."""
         chunks = range(2 * turn * CHUNKS + 1, 2 * (turn + 1) * CHUNKS, 2)
         return denials.chunk_times_s(self._uncached, self._text, chunks)
 
     def attacks(self) -> dict[str, Attack]:
-        """Return what begins each attack, and ends it with its block; the first one is none."""
+        """Return the context manager of each attack; the first one is no attack."""
         return {
             "rest": contextlib.nullcontext,
             "attach of 2 TiB": self._attach,

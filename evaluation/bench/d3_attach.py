@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""D3: the attach of an image of 20 GiB whose chunks are all different.
+"""D3: the attach of an image of 20 GiB with distinct chunks.
 
-A real agent opens the image's file in its mirror for the first time: it takes the chunk map from
-the source, checks it and maps it.  Beside it another guest reads 4 KiB at a time from an image
-that lies in the cache.  Each turn has an agent of its own.  The value is the median of the turns;
-a copy of the map to a file that is flushed stands beside it, and the memory that attaching another
-such image adds to the agent's own (not to its mapped files): with the first one the allocator also
-keeps the buffers of its map, which later reads use.
+A real agent opens the image's file in its mirror for the first time: it fetches the chunk map from
+the source, checks it and maps it.  Meanwhile another guest reads 4 KiB at a time from a cached
+image.  Each turn has a new agent.  The value is the median of the turns.  Comparisons are a copy of
+the map to a file with a sync, and the anonymous memory that a second such image adds to the agent:
+with the first one, the allocator also keeps the buffers of its map for later reads.
 """
 
 import itertools
@@ -30,7 +29,7 @@ CHUNKS = GIBIBYTES * denials.GIB // denials.CHUNK
 
 @harness.measures("D3", "D3b")
 def run(say: harness.Say) -> harness.Result:
-    """Attach it by new agents, one after the other."""
+    """Attach it by new agents in sequence."""
     turns: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="acstor-d3-") as text:
         folder = pathlib.Path(text)
@@ -49,7 +48,7 @@ def run(say: harness.Say) -> harness.Result:
 def attach(
     folder: pathlib.Path, images: local.ImageFolder, large: ids.ImageId, other: ids.ImageId
 ) -> dict[str, float]:
-    """Return how long it took, another guest's reads meanwhile, and the memory of each image."""
+    """Return the attach time, another guest's latencies, and each image's memory."""
     data = local.random_bytes(4 << 20)
     with hosts.running(folder, images, life_s=LIFE_S) as agent:
         cached = agent.image_path(images.add(data))
@@ -79,7 +78,7 @@ def attach(
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> float:
-    """Return how long a plain copy of a file takes until it is on the disk."""
+    """Return the time of a file copy with a sync."""
     began_s = time.perf_counter()
     with target.open("wb") as file:
         file.write(source.read_bytes())

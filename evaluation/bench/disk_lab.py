@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of Ling 2015, scaled down, on a real agent whose disk is emulated, in real time.
+"""Guests of Ling 2015, scaled down, on a real agent with an emulated disk.
 
-Each guest has a disk of its own that began as the same image, as Nova gives it, and is a
-process whose threads use that through the agent's mount past the page cache: SR and RR read
-the image in the agent's cache, SW and RW write behind its end.  The policies take turns on one
-warm agent; the last turn is the first one's policy again, which tells whether the machine was
-steady.
+Each guest has its own disk over the same image, as in Nova, and is a process whose threads use it
+through the agent's mount with O_DIRECT: SR and RR read the image in the agent's cache, SW and RW
+write behind its end.  The policies take turns on one warm agent; the last turn repeats the first
+policy, to check that the machine was steady.
 """
 
 import contextlib
@@ -40,20 +39,20 @@ GUESTS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "SRRR": {"VM1": ("SR", "RR")},
     "SWRW": {"VM1": ("SW", "RW")},
 }
-"""Scenarios: the guests of table 1 together, and guests of table 3 alone."""
+"""Scenarios: all guests of table 1, and single guests of table 3."""
 FILE_BYTES = 16 * geometry.MIB
 BLOCKS = 160
 THREADS = 4
 AREA_BYTES = s1_lab.IMAGE_BYTES // s1_lab.PARTS // applications.WINDOW * applications.WINDOW
 DISK_BYTES = 12 << 30
 WRITTEN_APART_BYTES = 2 << 30
-"""What applications write lies this far from each other, as in the paper's guests."""
+"""Distance of applications' written areas, as in the paper's guests."""
 
 
 def run(name: str, share: float, say: harness.Say) -> dict[str, Any]:
-    """Play a scenario with all policies in turn.
+    """Run a scenario with all policies in turn.
 
-    :param share: of what each application does
+    :param share: of each application's work
     """
     with (
         tempfile.TemporaryDirectory(prefix="acstor-s1-") as folder,
@@ -71,7 +70,7 @@ Wanted = Mapping[str, Sequence[applications.Application]]
 
 
 def wanted_of(guests: Mapping[str, Sequence[str]], share: float) -> Wanted:
-    """Give each application of the guests a place of its own."""
+    """Assign a separate area to each application of the guests."""
     areas = {False: 0, True: 0}
     found: dict[str, list[applications.Application]] = {}
     for guest, kinds in guests.items():
@@ -94,7 +93,7 @@ def _application(kind: str, start: int, share: float) -> applications.Applicatio
 
 
 def measure(lab: s1_lab.Lab, policy: str, wanted: Wanted) -> dict[str, Any]:
-    """Let the guests do what is wanted with a policy; each begins with a new disk."""
+    """Run the guests with a policy on new disks."""
     agents.request(lab.agent.control_socket, "set-disk-policy", policy=policy)
     with disks(lab, list(wanted)) as paths:
         counts, waits = lab.counts(), _waits(lab)
@@ -125,7 +124,7 @@ def _waits(lab: s1_lab.Lab) -> dict[str, int]:
 
 @contextlib.contextmanager
 def disks(lab: s1_lab.Lab, guests: Sequence[str]) -> Iterator[dict[str, pathlib.Path]]:
-    """Make a disk for each guest, and drop it afterwards."""
+    """Make a disk for each guest, dropped after the block."""
     made = {guest: str(uuid.uuid4()) for guest in guests}
     socket = lab.agent.control_socket
     try:
@@ -140,7 +139,7 @@ def disks(lab: s1_lab.Lab, guests: Sequence[str]) -> Iterator[dict[str, pathlib.
 
 
 def _run_all(paths: Mapping[str, pathlib.Path], wanted: Wanted) -> dict[str, list[float]]:
-    """Run all guests at once; return how long each of their applications took."""
+    """Run all guests in parallel; return the times of their applications."""
     with contextlib.ExitStack() as started:
         running = {}
         for guest, path in paths.items():
@@ -152,7 +151,7 @@ def _run_all(paths: Mapping[str, pathlib.Path], wanted: Wanted) -> dict[str, lis
 
 
 class _Guest:
-    """Context manager: the process of one guest."""
+    """Context manager: a guest's process."""
 
     def __init__(self, argv: list[str], wanted: Sequence[applications.Application]) -> None:
         self._argv = argv
@@ -178,7 +177,7 @@ class _Guest:
         self._process.stdin.flush()
 
     def begin(self) -> None:
-        """Let it begin."""
+        """Start the applications."""
         self._say("begin")
 
     def took_s(self) -> list[float]:

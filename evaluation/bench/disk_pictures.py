@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Ling 2015 draws of guests that share a disk: regions, throughput, seek distances, bars.
+"""Pictures of Ling 2015 for guests that share a disk.
 
-Runs come by policy; each panel is one policy, or has one group of bars for each.
+Runs come by policy; a panel shows one policy, or a group of bars for each.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from evaluation.bench import disk_simulation as simulation
 Runs = Mapping[str, simulation.Simulation]
 SEEKS = {"zero": "tab:green", "to 12 GB": "tab:orange", "farther": "tab:red"}
 REQUESTS_SHOWN = 3000
-"""Of a guest, in a panel of places over time."""
+"""Per guest, in a panel of offsets over time."""
 
 
 def regions(picture: figure.SubFigure, runs: Runs, until_s: float) -> None:
-    """Draw where each guest's requests were served, over time (figure 1)."""
+    """Draw the offsets of each guest's requests over time (figure 1)."""
     panels = picture.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for panel, (policy, found) in zip(panels, runs.items(), strict=True):
         for guest in found.guests:
@@ -49,7 +49,7 @@ def seek_shares(
     model: Mapping[str, Sequence[float]],
     paper: Mapping[str, Sequence[float]],
 ) -> None:
-    """Draw how seek distances are distributed: the model on the left, the paper on the right."""
+    """Draw the distribution of seek distances: model on the left, paper on the right."""
     for shares, shift, hatch in ((model, -0.2, None), (paper, 0.2, "//")):
         bottoms = [0.0] * len(model)
         for at, (name, colour) in enumerate(SEEKS.items()):

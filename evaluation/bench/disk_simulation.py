@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests, a scheduler and a disk in virtual time: the same run whenever it is repeated.
+"""Guests, a scheduler and a disk in virtual time; runs are repeatable.
 
-A guest is a group of applications behind a ring of 32 requests, as Xen's block
-device has it.  An application is a generator: it yields the requests that it
-submits together, and goes on when all of them are done.  What it asks for
-depends on its seed only, never on the policy; when it asks depends on when it
-was answered.
+A guest is a group of applications behind a ring of 32 requests, like Xen's block device.  An
+application is a generator: it yields the requests that it submits together, and continues when
+all of them are done.  Its requests depend only on its seed, never on the policy; their times depend
+on the responses.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ RING = 32
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """What an application asks for."""
+    """A request of an application."""
 
     offset: int
     length: int
@@ -34,7 +33,7 @@ class Access:
 
 @dataclasses.dataclass(frozen=True)
 class Think:
-    """An application's pause."""
+    """A pause of an application."""
 
     seconds: float
 
@@ -44,9 +43,9 @@ Steps = Generator[Think | list[Access], None, None]
 
 @dataclasses.dataclass
 class Application:
-    """One thread of work of a guest.
+    """A thread of a guest.
 
-    :param is_background: the run is over without it
+    :param is_background: the run ends without waiting for it
     """
 
     name: str
@@ -66,7 +65,7 @@ class Guest:
     in_ring: int = 0
     before_ring: list[requests.DiskRequest] = dataclasses.field(default_factory=list)
     done: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
-    """Completed requests: when, where, how long."""
+    """Completed requests: time, offset, duration."""
 
     @property
     def stream(self) -> requests.Stream:
@@ -78,7 +77,7 @@ class Guest:
 
 
 class _Batch:
-    """What an application waits for."""
+    """The requests an application waits for."""
 
     def __init__(self, application: Application, guest: Guest, left: int) -> None:
         self.application = application
@@ -87,9 +86,9 @@ class _Batch:
 
 
 class Simulation:
-    """One run.
+    """A run.
 
-    :param until_s: end of the run if the applications do not end before
+    :param until_s: latest end of the run
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class Simulation:
 
 
 def requests_per_s(guest: Guest, upto_s: float, window_s: float = 1.0) -> list[float]:
-    """Return a guest's throughput in every window up to a time."""
+    """Return a guest's throughput in each window up to a time."""
     windows = [0] * max(1, int(upto_s / window_s))
     for when_s, _, _ in guest.done:
         if when_s < len(windows) * window_s:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded traces of disk I/O as workloads: blkparse's text, fio's logs and its recordings.
+"""Disk I/O traces as workloads: blkparse's text, fio's latency logs and iologs.
 
-A trace says when each request came, so it is played open: at its own times,
-whether earlier ones are answered or not.
+A trace has the time of each request, and is replayed open-loop: at these times, independent of
+earlier responses.
 """
 
 import re
@@ -23,7 +23,7 @@ _FIO_DIRECTIONS = {"0": False, "1": True}
 
 
 class Traced(NamedTuple):
-    """One request of a trace."""
+    """A request of a trace."""
 
     when_s: float
     guest: str
@@ -31,9 +31,9 @@ class Traced(NamedTuple):
 
 
 def from_blkparse(lines: Iterable[str]) -> Iterator[Traced]:
-    """Yield the reads and writes that were queued (action Q), by process, of ``blkparse``'s output.
+    """Yield queued (action Q) reads and writes in ``blkparse``'s output, by process.
 
-    Everything else in it (other actions, discards, flushes, the summary) is passed over.
+    All other lines (other actions, discards, flushes, the summary) are ignored.
     """
     for line in lines:
         found = _BLKPARSE.match(line)
@@ -49,10 +49,10 @@ def from_blkparse(lines: Iterable[str]) -> Iterator[Traced]:
 
 
 def from_fio(lines: Iterable[str], guest: str) -> Iterator[Traced]:
-    """Yield the requests of a latency log that fio 3 wrote with ``log_offset=1``, not averaged.
+    """Yield the requests of fio 3's latency log with ``log_offset=1``, unaveraged.
 
-    A line has the millisecond in which its request was answered, and how many ns that took: so
-    much earlier it came.
+    A line has the millisecond of the response and the latency in ns; the request's time is their
+    difference.
 
     :raises ValueError: a line has no offset
     """
@@ -70,9 +70,9 @@ def from_fio(lines: Iterable[str], guest: str) -> Iterator[Traced]:
 
 
 def from_iolog(lines: Iterable[str]) -> Iterator[Traced]:
-    """Yield the reads and writes, by file, that fio recorded with ``write_iolog`` (version 3).
+    """Yield the reads and writes of fio's ``write_iolog`` (version 3), by file.
 
-    :raises ValueError: it is of another version; version 2 has no times
+    :raises ValueError: another version; version 2 has no times
     """
     rest = iter(lines)
     version = next(rest, "").strip()
@@ -86,7 +86,7 @@ def from_iolog(lines: Iterable[str]) -> Iterator[Traced]:
 
 
 def guests(trace: Iterable[Traced]) -> list[simulation.Guest]:
-    """Return guests that ask for what a trace says, when it says so."""
+    """Return guests that replay a trace."""
     found: dict[str, simulation.Guest] = {}
     for when_s, name, access in trace:
         guest = found.setdefault(name, simulation.Guest(name, []))

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The applications of Ling 2015, tables 1 and 3, as their guests' kernels ask for them.
+"""The applications of Ling 2015, tables 1 and 3, as requests of guests' kernels.
 
-What the paper tells: sysbench with 16 threads on 1 GB in 1 or 128 files, ext3 in
-guests of 12 GB on one 1 TB disk, requests up to 44 KiB, a ring of Xen.  What it does
-not tell was taken from sysbench's and Linux 2.6.18's documentation: blocks of
-16 KiB, 10,000 random requests, read-ahead of 128 KiB, a journal commit with each
-fsync, one indirect block for each 4 MiB of a file.  sysbench's threads take the
-next block of one common sequence, so a sequential application is one stream; all
-threads share the file's read-ahead state and disturb it, so the next window is
-asked for only when the last one is used up.
+From the paper: sysbench with 16 threads on 1 GB in 1 or 128 files, ext3 in guests of 12 GB on one
+1 TB disk, requests up to 44 KiB, a ring of Xen.  From the documentation of sysbench and Linux
+2.6.18: blocks of 16 KiB, 10,000 random requests, read-ahead of 128 KiB, a journal commit with each
+fsync, one indirect block per 4 MiB of a file.  sysbench's threads take blocks from one common
+sequence, so a sequential application is one stream; all threads share and disturb the file's
+read-ahead state, so the next window is requested only when the last one is used up.
 
-When sysbench calls fsync is in its source (sysbench 0.4, sb_fileio.c): a
-sequential writer only when it has written all; a random one after each 100
-requests, for one file after the other, each file by another one of its 16 threads,
-so that no more files are on their way at a time than it has threads.  In what pieces
-the guest's kernel writes out what is written in order, nobody tells: ``Writing``
-says what is assumed, so that it can be seen what hangs on it.
+sysbench's source (sysbench 0.4, sb_fileio.c) defines the fsync calls: a sequential writer calls it
+once at the end; a random one after each 100 requests, file by file, each from another one of its
+16 threads, so at most 16 files are synced at a time.  No source gives the size of the pieces in
+which the guest's kernel writes out sequential data: ``Writing`` has the assumption, so that its
+effect can be measured.
 """
 
 import dataclasses
@@ -39,23 +36,23 @@ THREADS = 16
 RANDOM_REQUESTS = 10_000
 FSYNC_BLOCKS = 100
 BLOCK_THINK_S = 0.00005
-"""What a thread of sysbench does with a block, and the guest's kernel and Xen to fetch it."""
+"""Time per block of a sysbench thread, including its fetch by kernel and Xen."""
 JOURNAL_BYTES = 32 * MIB
 COMMIT_S = 5.0
 REGIONS = tuple(int(start * 1e8) * SECTOR for start in (3.0012, 3.244, 3.4863, 3.738))
-"""Where the guests' disks begin: figure 1."""
+"""Start of the guests' disks: figure 1."""
 FILES_AT = (1024 * MIB, 5 * 1024 * MIB)
-"""Where the files of a guest's first and second application begin."""
+"""Offsets of a guest's first and second application's files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Writing:
-    """How writes of a guest come to the disk.
+    """Timing of a guest's writes at the disk.
 
-    :param piece: requests that are on their way at a time of what is written in order
-    :param fsync_blocks: writers in order call fsync after so many blocks, which then are the
+    :param piece: concurrent requests of sequential writes
+    :param fsync_blocks: sequential writers call fsync after so many blocks, which then are the
         piece; 0: at the end
-    :param group: blocks of random writes that go out at a time, before a commit of the journal
+    :param group: blocks of random writes that are written together, before a journal commit
     """
 
     piece: int = 8
@@ -71,7 +68,7 @@ AS_SYSBENCH = Writing()
 
 
 def cut(offset: int, length: int, is_write: bool = False) -> list[sim.Access]:
-    """Cut a range into requests."""
+    """Split a range into requests."""
     stop = offset + length
     return [
         sim.Access(at, min(REQUEST, stop - at), is_write) for at in range(offset, stop, REQUEST)
@@ -79,7 +76,7 @@ def cut(offset: int, length: int, is_write: bool = False) -> list[sim.Access]:
 
 
 class Journal:
-    """The guest's journal: written in a circle near the start of its disk."""
+    """The guest's journal: a ring near the start of its disk."""
 
     def __init__(self, region: int) -> None:
         self._start = region + 16 * MIB
@@ -91,7 +88,7 @@ class Journal:
         return [sim.Access(self._start + at, length, is_write=True)]
 
     def commit(self) -> Iterator[list[sim.Access]]:
-        """Yield what fsync writes: what changed, then the commit record when that is safe."""
+        """Yield the writes of an fsync: the changes, then the commit record."""
         yield self.write(12 * KIB)
         yield self.write(4 * KIB)
 
@@ -99,7 +96,7 @@ class Journal:
 def sequential_read(
     rng: random.Random, start: int, journal: Journal, total: int, files: int
 ) -> sim.Steps:
-    """SR: window after window; each file begins 64 KiB behind the end of the last one."""
+    """SR: windows in sequence; files are 64 KiB apart."""
     for file_start, file_bytes in _files(start, total, files):
         for at in range(0, file_bytes, WINDOW):
             length = min(WINDOW, file_bytes - at)
@@ -115,7 +112,7 @@ def sequential_write(
     files: int,
     writing: Writing = AS_SYSBENCH,
 ) -> sim.Steps:
-    """SW: what was written in the guest's memory goes out piece by piece, file after file."""
+    """SW: write out the guest's memory in pieces, file by file."""
     for at, length in _pieces(start, total, files, writing.piece_bytes):
         yield sim.Think(length / BLOCK * BLOCK_THINK_S * rng.uniform(0.5, 1.5))
         yield cut(at, length, is_write=True)
@@ -132,7 +129,7 @@ def random_write(
     files: int,
     writing: Writing = AS_SYSBENCH,
 ) -> sim.Steps:
-    """RW: the blocks of an fsync go out in ascending order, one group of files after the other."""
+    """RW: write an fsync's blocks in ascending order, in groups of files."""
     for _ in range(RANDOM_REQUESTS * total // FILE_BYTES // FSYNC_BLOCKS):
         yield sim.Think(FSYNC_BLOCKS * BLOCK_THINK_S * rng.uniform(0.5, 1.5))
         places = sorted(rng.sample(range(FILE_BYTES // BLOCK), FSYNC_BLOCKS))
@@ -143,7 +140,7 @@ def random_write(
 
 
 def _pieces(start: int, total: int, files: int, piece: int) -> Iterator[tuple[int, int]]:
-    """Cut files into pieces of a length."""
+    """Split files into pieces of a length."""
     for file_start, file_bytes in _files(start, total, files):
         for at in range(0, file_bytes, piece):
             yield file_start + at, min(piece, file_bytes - at)
@@ -158,7 +155,7 @@ def _files(start: int, total: int, files: int) -> Iterator[tuple[int, int]]:
 def random_reads(seed: int, start: int, total: int, share: float = 1.0) -> list[sim.Steps]:
     """RR: 16 threads, each with one block at a time.
 
-    :param share: how many of the requests are these
+    :param share: of the requests
     """
     known: set[int] = set()
     count = int(RANDOM_REQUESTS * share * total / FILE_BYTES / THREADS)
@@ -172,7 +169,7 @@ def _random_reader(rng: random.Random, start: int, known: set[int], count: int) 
     for _ in range(count):
         place = rng.randrange(FILE_BYTES // BLOCK) * BLOCK
         piece = place // PIECE
-        if piece not in known:  # its indirect block lies before it
+        if piece not in known:  # its indirect block is before it
             known.add(piece)
             yield [sim.Access(start + piece * PIECE, 4 * KIB)]
         yield [sim.Access(start + place, BLOCK)]
@@ -180,7 +177,7 @@ def _random_reader(rng: random.Random, start: int, known: set[int], count: int) 
 
 
 def commits(rng: random.Random, journal: Journal, region: int) -> sim.Steps:
-    """The guest's journal every 5 s: time stamps of inodes, and the log files."""
+    """The guest's journal every 5 s: inode timestamps, and the log files."""
     while True:
         yield sim.Think(COMMIT_S * rng.uniform(0.9, 1.1))
         yield from journal.commit()
@@ -191,7 +188,7 @@ Stream = Callable[[random.Random, int, Journal, int, int], sim.Steps]
 
 
 def streams(writing: Writing) -> dict[str, tuple[Stream, int]]:
-    """Return the applications that are one stream, with their numbers of files."""
+    """Return the single-stream applications, with their numbers of files."""
     in_order = functools.partial(sequential_write, writing=writing)
     return {
         "SR-M": (sequential_read, 128),
@@ -238,9 +235,9 @@ def guest(
     files_at: Sequence[int] = FILES_AT,
     writing: Writing = AS_SYSBENCH,
 ) -> sim.Guest:
-    """Return a guest that runs applications of table 1, and its journal.
+    """Return a guest with applications of table 1 and its journal.
 
-    :param files_at: where in the region the files of each application begin
+    :param files_at: offsets of each application's files in the region
     """
     journal = Journal(region)
     found = [
@@ -287,11 +284,11 @@ def mixed_guest(
 BLOCK_BYTES = 64 * MIB
 """Of Hadoop's files."""
 SCAN_SHARE = 0.2
-"""How many of a query's reads are scans of a part of a table."""
+"""Share of a query's reads that scan a part of a table."""
 
 
 def sort_map(rng: random.Random, start: int, journal: Journal, blocks: int) -> sim.Steps:
-    """A map of a sort: reads a block in order, sorts it, writes it; what to read next is random."""
+    """A map task of a sort: reads a block, sorts it, writes it; blocks are random."""
     for block in rng.sample(range(32), blocks):
         yield from sequential_read(rng, start + block * BLOCK_BYTES, journal, BLOCK_BYTES, 1)
         yield sim.Think(rng.uniform(0.2, 0.4))
@@ -300,7 +297,7 @@ def sort_map(rng: random.Random, start: int, journal: Journal, blocks: int) -> s
 
 
 def query(rng: random.Random, start: int, reads: int) -> sim.Steps:
-    """A TPC-H-like query: an index tells which pages of 8 KiB to read, and now and then a scan."""
+    """A TPC-H-like query: index reads of 8 KiB pages, with occasional scans."""
     for _ in range(reads):
         at = start + rng.randrange(2 * FILE_BYTES // (8 * KIB)) * 8 * KIB
         for part in range(8 if rng.random() < SCAN_SHARE else 1):
@@ -309,7 +306,7 @@ def query(rng: random.Random, start: int, reads: int) -> sim.Steps:
 
 
 def sort_guests(blocks: int, with_queries: int = 0) -> list[sim.Guest]:
-    """Return four data nodes with two maps each, and maybe a guest with two queries."""
+    """Return four data nodes with two maps each; optionally a guest with two queries."""
     found = []
     for number, region in enumerate(REGIONS, 1):
         journal = Journal(region)

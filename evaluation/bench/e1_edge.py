@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """E1, E1b, E1c, E1d: an edge site reads each chunk over the WAN once.
 
-Two sites of three hosts with links of 1 Gbit/s. The image server is at the central site; a link of
+Two sites of three hosts have links of 1 Gbit/s. The image server is at the central site; a link of
 100 Mbit/s with a round trip of 20 or 100 ms leads to the edge. Three scenes, each with an image of
-its own: the edge's hosts read a region at once; they read one, one host after the other; the hosts
-of both sites read one at once.
+its own: the edge's hosts read a region in parallel; they read one in sequence; the hosts of both
+sites read one in parallel.
 
-``sites`` has the table that the decision service publishes for hosts whose ``location`` is their
+``sites`` uses the table that the decision service publishes for hosts whose ``location`` is their
 site, ``racks`` that for a site and a rack, ``no locations`` one group of all hosts. ``two stores``
-is ``sites`` with an image server at the edge as well, which its hosts read, as they do where a
-store of Glance has the name of their site. With ``direct`` each host reads the source alone. Beside
-them, the machine's floor: a plain download of the region by one host of the edge.
+is ``sites`` with another image server at the edge for its hosts, as with a Glance store named like
+the site. With ``direct`` each host reads only from the source. The floor is a plain download of
+the region by one host of the edge.
 
-Bytes over the WAN are what its devices counted, in both directions: with headers of whole GSO
+Bytes over the WAN are those of its devices' counters, in both directions: with headers of whole GSO
 packets, retransmits and acknowledgements, which add 1 % to a download.
 """
 
@@ -52,7 +52,7 @@ Outcome = dict[str, Any]
 
 
 class TwoSites(collective.Cloud):
-    """The hosts of both sites on one ring, or each alone; ``way`` is one of WAYS."""
+    """The hosts of both sites on one ring, or without; ``way`` is one of WAYS."""
 
     def __init__(self, images: collective.Images, round_trip_ms: float, way: str) -> None:
         everywhere = range(len(SITES))
@@ -76,7 +76,7 @@ class TwoSites(collective.Cloud):
         return urls
 
     def play(self, image_no: int, hosts: list[int]) -> Outcome:
-        """Let hosts read an image's region at once."""
+        """Let hosts read an image's region in parallel."""
         readings = {number: collective.Reading((READING,), image_no) for number in hosts}
         before = self.network.wan_bytes()
         self.attach(readings)
@@ -90,7 +90,7 @@ class TwoSites(collective.Cloud):
         }
 
     def download_s(self) -> float:
-        """Return how long a plain download of a region to the edge takes."""
+        """Return the time of a plain download of a region to the edge."""
         host, url = self.network.hosts[EDGE[0]], f"{self.server.url}/{self.images.ids[0]}.raw"
         began_s = time.monotonic()
         host.run(["curl", "-sSf", "-o", "/dev/null", "-r", f"0-{REGION_BYTES - 1}", url])
@@ -113,7 +113,7 @@ def table(hosts: list[network.Host], way: str) -> dict[str, Any]:
 
 
 def measure(images: collective.Images, round_trip_ms: float, way: str) -> Outcome:
-    """Play the three scenes in a new lab."""
+    """Run the three scenes in a new lab."""
     with TwoSites(images, round_trip_ms, way).running() as cloud:
         assert isinstance(cloud, TwoSites)
         found: Outcome = {"download_s": cloud.download_s()}
@@ -147,7 +147,7 @@ def figures(found: Outcome) -> dict[str, float]:
 
 
 def most_bytes(ratios: dict[str, float]) -> float:
-    """Return the bytes over the WAN in the scenes of the edge alone, the larger ones."""
+    """Return the larger WAN bytes of the two edge-only scenes."""
     return max(ratios["at once, bytes"], ratios["in turn, bytes"])
 
 

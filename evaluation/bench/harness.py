@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs benchmarks and keeps their figures: JSON, a picture, and one line each.
+"""Runs benchmarks and stores their figures: JSON, a picture, and one line each.
 
-A benchmark reports, it never judges the machine.  A missed target is a result
-like any other; only a benchmark that could not run is a failure.  Figures are
-ratios taken in one run where that is possible, since absolute times say more
-about the machine than about acstor.
+A missed target is a result; only a benchmark that cannot run is a failure.  Figures are ratios of
+one run where possible, since absolute times depend more on the machine than on acstor.
 
 A benchmark has its title, target and unit in ``evaluation/bench/benchmarks.toml``, and is a
 function in a module ``evaluation/bench/<id>_<name>.py``::
@@ -13,7 +11,7 @@ function in a module ``evaluation/bench/<id>_<name>.py``::
     def run(say: harness.Say) -> harness.Result:
         return harness.Result({"P9": 6.1}, details={"sha1": 2.0})
 
-One run may give several ids.  A target may have several parts (``"<= 2, >= 0.6"``); then the
+One run may have several ids.  A target may have several parts (``"<= 2, >= 0.6"``); then the
 value is a tuple of as many.
 """
 
@@ -47,18 +45,18 @@ Say = Callable[[str], None]
 """Prints a line of progress."""
 
 _WITHOUT_PAPERS = ("--", ":!doc/source/papers", ":!evaluation/papers/results")
-"""A run that is published writes pages and results there meanwhile."""
+"""A published run writes pages and results there meanwhile."""
 _OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 _CONDITION = re.compile(r"\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
 
 
 class CannotRun(Exception):
-    """The machine lacks what the benchmark needs; the message says what."""
+    """The machine lacks a requirement of the benchmark, named by the message."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one run found: a value for each of the benchmark's ids, and whatever explains them.
+    """The result of one run: a value for each of the benchmark's ids, and details.
 
     :param details: anything that JSON can hold
     :param draw: fills the picture; without it the picture shows the values and their targets
@@ -83,7 +81,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Return the target that ``text`` describes.
+        """Parse a target.
 
         :raises ValueError: it is not one
         """
@@ -93,7 +91,7 @@ class Target:
         return cls(tuple((match[1], float(match[2])) for match in matches if match))
 
     def is_met(self, value: Value) -> bool:
-        """Say whether every part of ``value`` is within its bound."""
+        """Return whether every part of ``value`` is within its bound."""
         parts = _parts(value)
         if len(parts) != len(self.bounds):
             raise ValueError(f"{parts} has not one part for each bound of {self}")
@@ -108,7 +106,7 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What a benchmark measures, as the catalogue has it.
+    """A benchmark's entry in the catalogue.
 
     :param unit: of the value; "times" for a ratio of two figures of one run
     """
@@ -120,7 +118,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """One id and the function that gives its value (and maybe those of others)."""
+    """An id and the function that measures its value (and maybe those of others)."""
 
     bench_id: str
     entry: Entry
@@ -128,7 +126,7 @@ class Benchmark:
 
     @property
     def target(self) -> Target:
-        """What its value has to be."""
+        """The target of its value."""
         return self.entry.target
 
 
@@ -155,10 +153,10 @@ def measures(
     entries: Mapping[str, Entry] | None = None,
     registry: dict[str, Benchmark] = _REGISTRY,
 ) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
-    """Register the decorated function as the one that measures these benchmarks.
+    """Register the decorated function as the measurement of these benchmarks.
 
-    :param entries: what they measure, by their ids; None for the catalogue
-    :param registry: where they are registered
+    :param entries: their entries by id; None: the catalogue's
+    :param registry: where to register them
     """
 
     def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
@@ -173,7 +171,7 @@ def measures(
 
 
 def load_all() -> dict[str, Benchmark]:
-    """Import every benchmark of this folder; return them by id, in the order of the ids."""
+    """Import all benchmarks of this folder; return them by id, ordered."""
     for path in sorted(pathlib.Path(__file__).parent.glob(MODULES)):
         importlib.import_module(f"evaluation.bench.{path.stem}")
     return dict(sorted(_REGISTRY.items(), key=lambda item: _natural(item[0])))
@@ -185,10 +183,9 @@ def run_benchmarks(
     results: pathlib.Path,
     say: Say,
 ) -> bool:
-    """Run each function that ``wanted`` needs once; say whether all could run.
+    """Run each function that ``wanted`` needs once; return whether all could run.
 
-    Ids that were not asked for but come from the same run are reported first, so that the last
-    line is always one that was asked for.
+    Unrequested ids of the same run are reported first, so that the last line is a requested one.
     """
     results.mkdir(parents=True, exist_ok=True)
     wanted_ids = {item.bench_id for item in wanted}
@@ -201,7 +198,7 @@ def run_benchmarks(
 
 
 def _run_family(family: list[Benchmark], results: pathlib.Path, say: Say) -> bool:
-    """Run the function that these benchmarks share, and report each."""
+    """Run the function of these benchmarks, and report each."""
     names = ", ".join(item.bench_id for item in family)
     for item in family:
         say(f"{item.bench_id}: {item.entry.title} (target {item.target} {item.entry.unit})")
@@ -216,7 +213,7 @@ def _run_family(family: list[Benchmark], results: pathlib.Path, say: Say) -> boo
     except CannotRun as exc:
         say(f"{names} could not run: {exc}")
         return False
-    except Exception:  # a broken benchmark must not take the others with it
+    except Exception:  # a broken benchmark must not stop the others
         traceback.print_exc()
         say(f"{names} could not run: see above")
         return False
@@ -254,7 +251,7 @@ def _draw(family: list[Benchmark], result: Result, results: pathlib.Path) -> Non
 
 
 def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result) -> None:
-    """Show each value as a bar with its bound as a line, each benchmark in axes of its own."""
+    """Draw each value as a bar with its bound as a line, in axes of its own."""
     all_axes = picture.subplots(1, len(family), squeeze=False)[0]
     for axes, item in zip(all_axes, family, strict=True):
         parts = _parts(result.values[item.bench_id])
@@ -266,7 +263,7 @@ def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result
 
 
 def machine(checkout: pathlib.Path = ROOT) -> dict[str, Any]:
-    """Return what a figure depends on besides the code: processor, kernel, Python, commit."""
+    """Return the environment of a figure: processor, kernel, Python, commit."""
     cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
     model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return {
@@ -283,9 +280,9 @@ def machine(checkout: pathlib.Path = ROOT) -> dict[str, Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time that a process and all its descendants have used so far.
+    """Return the processor time of a process and all its descendants so far.
 
-    Children that ended count once their parent has waited for them.
+    Ended children count once their parent has waited for them.
 
     :raises ProcessLookupError: there is no such process
     """
@@ -293,7 +290,7 @@ def cpu_seconds(pid: int) -> float:
     children: dict[int, list[int]] = {}
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            # The name is in brackets and may hold anything; fields are counted behind it.
+            # The name in brackets may hold anything; fields are counted after it.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
@@ -308,7 +305,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _git(checkout: pathlib.Path, *arguments: str) -> str:
-    """Return what git says; empty outside of a repository."""
+    """Return git's output; "" outside of a repository."""
     try:
         done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True)
     except FileNotFoundError:
@@ -329,6 +326,6 @@ def _verdict(item: Benchmark, value: Value) -> str:
 
 
 def _natural(bench_id: str) -> tuple[str, int, str]:
-    """Sort P9 before P10, and P1 before P1b."""
+    """Return a sort key with P9 before P10, and P1 before P1b."""
     letter, number, rest = re.fullmatch(r"([A-Z]+)([0-9]*)(.*)", bench_id).groups()  # type: ignore[union-attr]
     return letter, int(number or 0), rest

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host of the lab that lies: it says that it has every chunk, and answers with other bytes.
+"""A lying lab host: it advertises every chunk, and sends wrong bytes.
 
-Run as ``python -m evaluation.bench.liar NAME LISTEN MAP PEER...``; NAME is its place
-on the ring, LISTEN and PEER are ``address:port``, MAP is the chunk map of the
-image that it pretends to have.  It advertises again every second, since agents
-that do not know the image yet take no notice.
+``python -m evaluation.bench.liar NAME LISTEN MAP PEER...``: NAME is its name on the ring, LISTEN
+and PEER are ``address:port``, MAP is the chunk map of the advertised image.  It advertises again
+every second, since agents ignore advertisements of images that they do not know yet.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ LINK_TIMEOUT_S = 30.0
 
 
 def answer(link: socket.socket, name: str) -> None:
-    """Be the side of a connection that is asked for chunks, until it ends."""
+    """Answer requests on a connection until it ends."""
     receiver = peer_receiver.Receiver("agent", peer_wire.FROM_CLIENT)
     rng = random.Random(0)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
@@ -47,7 +46,7 @@ def answer(link: socket.socket, name: str) -> None:
 
 
 def advertise(name: str, peer: str, prefixes: list[int]) -> None:
-    """Tell a host again and again that all of the image is here; come back when it hangs up."""
+    """Advertise the whole image to a host repeatedly; return when it disconnects."""
     address, _, port = peer.rpartition(":")
     while True:
         with (
@@ -65,13 +64,13 @@ def advertise(name: str, peer: str, prefixes: list[int]) -> None:
 
 
 def advertisements(prefixes: list[int]) -> list[peer_wire.Advertise]:
-    """Return as many messages as it takes to advertise all of these."""
+    """Return the messages that advertise all of these."""
     starts = range(0, len(prefixes), BATCH)
     return [peer_wire.Advertise(announced.alone(*prefixes[at : at + BATCH])) for at in starts]
 
 
 def swallow(link: socket.socket) -> None:
-    """Answer pings, take no notice of anything else."""
+    """Answer pings, ignore anything else."""
     receiver = peer_receiver.Receiver("agent", peer_wire.FROM_SERVER)
     with contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
@@ -81,7 +80,7 @@ def swallow(link: socket.socket) -> None:
 
 
 def main() -> None:
-    """Lie until killed."""
+    """Run until killed."""
     name, listen, map_path, *peers = sys.argv[1:]
     image_map = chunk_map.ChunkMap.parse(pathlib.Path(map_path).read_bytes(), map_path)
     prefixes = [

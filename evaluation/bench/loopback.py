@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents on this machine's loopback that exchange one image, and what reading it costs them.
+"""Agents on the loopback that exchange one image, and the cost of reading it.
 
-Links are unshaped.  A reader goes through the image in reads of READ_BYTES past the kernel's page
-cache; the processor time is that of whole agents, supervisors included.
+Links are unshaped.  A reader goes through the image in reads of READ_BYTES with O_DIRECT; the
+processor time is that of whole agents, including supervisors.
 """
 
 import contextlib
@@ -31,24 +31,26 @@ from tests.lab import local
 READ_BYTES = geometry.MIB
 GB = 1e9
 DEADLINE_S = 300.0
-"""No reading takes longer: then agents are killed, and their guests see errors."""
+"""Limit of a reading; then agents are killed, and their guests see errors."""
 STORED_DEADLINE_S = 60.0
 HOME_VNODES = 200
-"""Of who gives, beside one of the host that reads, which must be on the table to be answered."""
+"""V-nodes of a serving host; the reader has one, since peers answer only members."""
 PLAINLY = "plain Python"
 TOUCHED = 3
-"""So many times an image's bytes are touched before it is read: what is received, what the kernel
-keeps of the disk, what the reader asks for."""
+"""How often an image's memory is touched before it is read.
+
+Its bytes are received, kept in the page cache, and read.
+"""
 _PIECE = bytes(geometry.MIB)
 Figures = dict[str, Any]
 
 
 class Cloud:
-    """Hosts on one ring, each of which is an agent while it runs.
+    """Hosts on one ring; each is an agent while it runs.
 
-    :param hosts: v-nodes of each; who is to be answered must have one
+    :param hosts: v-nodes of each; a host without any gets no answers
     :param security: see ``peer_security``
-    :param segment_chunks: chunks that have one home
+    :param segment_chunks: chunks with a common home
     :ivar ring: its table
     """
 
@@ -77,7 +79,7 @@ class Cloud:
     def running(self, host: str, life: str = "") -> Iterator[agents.Agent]:
         """Run a host's agent.
 
-        :param life: another one has another cache
+        :param life: each life has a cache of its own
         """
         with local.agent(
             self._folder / f"{host}{life}",
@@ -92,16 +94,16 @@ class Cloud:
 
 
 def attach(agent: agents.Agent, image_id: ids.ImageId) -> None:
-    """Wait until an agent serves, and have it attach an image."""
+    """Wait until an agent serves, and attach an image."""
     agent.wait_ready()
     os.stat(agent.image_path(image_id))
 
 
 @contextlib.contextmanager
 def bounded(readers: Sequence[agents.Agent], deadline_s: float = DEADLINE_S) -> Iterator[None]:
-    """Kill agents that take too long; a read of a mirror ends no other way.
+    """Kill agents at the deadline; nothing else ends a hanging read of a mirror.
 
-    :raises harness.CannotRun: a read failed, or they took too long
+    :raises harness.CannotRun: a read failed, or took too long
     """
     is_late = threading.Event()
 
@@ -127,11 +129,11 @@ def bounded(readers: Sequence[agents.Agent], deadline_s: float = DEADLINE_S) -> 
 
 
 def read(path: pathlib.Path, spans: Sequence[tuple[int, int]]) -> None:
-    """Read ranges (offset, length) of a file past the page cache.
+    """Read ranges (offset, length) of a file with O_DIRECT.
 
-    :raises OSError: that failed, or the file is shorter
+    :raises OSError: a read failed, or the file is shorter
     """
-    buffer = memoryview(mmap.mmap(-1, READ_BYTES))  # O_DIRECT wants it aligned
+    buffer = memoryview(mmap.mmap(-1, READ_BYTES))  # O_DIRECT needs alignment
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     try:
         for offset, length in spans:
@@ -142,7 +144,7 @@ def read(path: pathlib.Path, spans: Sequence[tuple[int, int]]) -> None:
 
 
 def whole(image_bytes: int) -> list[tuple[int, int]]:
-    """Return the reads that make an image.
+    """Return the reads that cover an image.
 
     >>> whole(READ_BYTES + 4096)
     [(0, 1048576), (1048576, 4096)]
@@ -158,9 +160,9 @@ def cost(
     payers: Sequence[agents.Agent],
     repeats: int = 1,
 ) -> Figures:
-    """Read the image through ``reader``; return what that cost ``payers``.
+    """Read the image through ``reader``; return the cost for ``payers``.
 
-    :raises harness.CannotRun: it could not be read, or not be stored
+    :raises harness.CannotRun: it could not be read or stored
     """
     touch_memory(reader.folder, TOUCHED * image_bytes)
     before = [harness.cpu_seconds(agent.pid) for agent in payers]
@@ -183,9 +185,9 @@ def cost(
 def plainly(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, givers: int = 1
 ) -> Figures:
-    """Move, check and store an image by plain Python; return what that cost both ends.
+    """Send, check and store an image with plain Python; return the cost of both ends.
 
-    :param folder: where it is stored for that time
+    :param folder: for the stored image, temporarily
     """
     path, image_map = images.path(image_id), images.map_of(image_id)
     cids = [image_map.cid_of(number) for number in range(len(image_map))]
@@ -201,10 +203,10 @@ def plainly(
 
 
 def touch_memory(folder: pathlib.Path, length: int) -> None:
-    """Have the kernel keep so many bytes of a file, which goes again, in memory.
+    """Make the kernel cache ``length`` bytes of a file, then delete it.
 
-    A virtual machine may tell its host which pages are free (free page reporting).  The first
-    touch of each then costs several us, up to 2.5 s/GB, and whoever touches it first would pay.
+    A virtual machine may report free pages to its host (free page reporting).  The first touch of
+    each then costs several us, up to 2.5 s/GB, which the first measurement would pay.
     """
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(0, length, len(_PIECE)):
@@ -212,9 +214,9 @@ def touch_memory(folder: pathlib.Path, length: int) -> None:
 
 
 def settle(agent: agents.Agent) -> None:
-    """Wait until what was fetched is on disk: storing is part of the price.
+    """Wait until fetched chunks are on disk: storing is part of the cost.
 
-    :raises harness.CannotRun: it is not in STORED_DEADLINE_S
+    :raises harness.CannotRun: they are not within STORED_DEADLINE_S
     """
     end = time.monotonic() + STORED_DEADLINE_S
     while pending := agent.status()["cache"]["pending_bytes"]:
@@ -224,13 +226,12 @@ def settle(agent: agents.Agent) -> None:
 
 
 def peers_share(agent: agents.Agent, image_bytes: int, least: float = 0.0) -> float:
-    """Return how much of an image came from other hosts.
+    """Return the share of an image that came from other hosts.
 
-    The rest is of chunks that the reader itself is the home of, of those that it asked the source
-    for beside a peer that was slow, and of those that it asked the source for first, since peers
-    were slower.
+    The rest are chunks with the reader as home, chunks requested from the source in parallel to a
+    slow peer, and chunks requested from the source first, since peers were slower.
 
-    :raises harness.CannotRun: less than ``least`` did; then the figures say nothing of peers
+    :raises harness.CannotRun: it is below ``least``; then the figures do not measure peers
     """
     fetched = agent.status()["fetched"]
     moved = fetched["home"]["bytes"] + fetched["peer"]["bytes"]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""M1: how far the model of the exchange on slow links is from the lab.
+"""M1: the difference between the model of the exchange on slow links and the lab.
 
-The rules of the exchange are tried in a model first (``tests/chaos/transfer_patterns``): the
-agent's own cores on links in virtual time.  Here it plays the patterns of P1, P2, P3 and P11 with
-their parameters, and so does the lab, with agents; each figure of one stands beside that of the
-other.  M1 is the largest difference, as a share of the lab's figure.  A model that is further off
-than its target is to be mended before anything is concluded from it.
+The exchange's rules are first tried in a model (``tests/chaos/transfer_patterns``): the agent's own
+cores on links in virtual time.  Here the model and the lab, with agents, run the patterns of P1,
+P2, P3 and P11 with their parameters, and their figures are compared.  M1 is the largest
+difference, as a share of the lab's figure.  A model beyond its target must be fixed before it
+supports conclusions.
 
-``python -m evaluation.bench.m1_model [P1 ...] [--divisor N] [--slower N] [--turns N]`` plays
-some of the patterns, or smaller copies of them, or on slower links, which need less of the
-processor, or in the lab so many times, of which the median counts; its exit status is 0 where
-all figures agree, 1 where one could not be measured, 3 where one does not.
+``python -m evaluation.bench.m1_model [P1 ...] [--divisor N] [--slower N] [--turns N]`` runs
+some of the patterns, or smaller copies of them, or on slower links, which need less CPU, or takes
+the median of several turns in the lab.  Its exit status is 0 if all figures agree, 1 if one could
+not be measured, 3 if one differs.
 """
 
 import argparse
@@ -36,21 +36,21 @@ from tests.chaos import transfer_patterns
 from tests.lab import local
 
 SEEDS = (1, 2, 3)
-"""Of the model; a figure is the mean of theirs."""
+"""Of the model; a figure is their mean."""
 EXIT_COULD_NOT_RUN, EXIT_DIFFERS = 1, 3
 
 Figures = dict[str, float]
-"""By what they are of; every one is a ratio, and none is near zero."""
+"""By name; each is a ratio, and none is near zero."""
 
 
 class Size(NamedTuple):
-    """How a pattern is played: all that is read divided by one number, links by another."""
+    """A pattern's size: all reads are divided by one number, links by another."""
 
     divisor: int = 1
     slower: float = 1.0
 
     def of(self, full: patterns.Pattern) -> patterns.Pattern:
-        """Return the pattern in this size; hosts start as far apart as links are slow."""
+        """Return the pattern in this size; delays grow with slower links."""
         small = patterns.scaled(full, self.divisor)
         readings = tuple(
             dataclasses.replace(reading, delay_s=reading.delay_s * self.slower)
@@ -62,7 +62,7 @@ class Size(NamedTuple):
 
 
 def joined(how: Callable[[list[float]], float], turns: Sequence[Figures]) -> Figures:
-    """Make one of several turns.
+    """Join several turns into one.
 
     >>> joined(max, [{"a": 1.0}, {"a": 2.0}])
     {'a': 2.0}
@@ -71,7 +71,7 @@ def joined(how: Callable[[list[float]], float], turns: Sequence[Figures]) -> Fig
 
 
 def difference(pair: dict[str, float]) -> float:
-    """Return how far the model is off, as a share of what the lab gives.
+    """Return the model's error, as a share of the lab's figure.
 
     >>> difference({"lab": 2.0, "model": 1.5})
     -0.25
@@ -114,7 +114,7 @@ def sync_disjoint(size: Size) -> patterns.Pattern:
 
 
 def lab_same(size: Size) -> Figures:
-    """Play P1."""
+    """Run P1."""
     return _same(patterns.with_acstor(sync_same(size)))
 
 
@@ -127,7 +127,7 @@ def _same(found: patterns.Outcome) -> Figures:
 
 
 def lab_shifted(size: Size) -> Figures:
-    """Play P2."""
+    """Run P2."""
     return _shifted(patterns.with_acstor(shifted_same(size)))
 
 
@@ -139,7 +139,7 @@ def _shifted(found: patterns.Outcome) -> Figures:
 
 
 def lab_disjoint(size: Size) -> Figures:
-    """Play P3."""
+    """Run P3."""
     pattern = sync_disjoint(size)
     return _disjoint(patterns.with_acstor(pattern), patterns.direct(pattern))
 
@@ -152,7 +152,7 @@ def _disjoint(found: patterns.Outcome, direct: patterns.Outcome) -> Figures:
 
 
 def lab_bad_peer(size: Size) -> Figures:
-    """Play P11.
+    """Run P11.
 
     :raises harness.CannotRun: a guest saw an error
     """
@@ -180,23 +180,23 @@ def _bad_peer(completion: Figures) -> Figures:
 
 
 def model_same(size: Size, seed: int) -> Figures:
-    """Play P1."""
+    """Run P1."""
     return _same(transfer_patterns.play(sync_same(size), seed=seed).figures)
 
 
 def model_shifted(size: Size, seed: int) -> Figures:
-    """Play P2."""
+    """Run P2."""
     return _shifted(transfer_patterns.play(shifted_same(size), seed=seed).figures)
 
 
 def model_disjoint(size: Size, seed: int) -> Figures:
-    """Play P3."""
+    """Run P3."""
     play = functools.partial(transfer_patterns.play, sync_disjoint(size), seed=seed)
     return _disjoint(play().figures, play(is_alone=True).figures)
 
 
 def model_bad_peer(size: Size, seed: int) -> Figures:
-    """Play P11."""
+    """Run P11."""
     p11 = p11_bad_peer
     chunks = p11.REGION_BYTES // size.divisor // transfer_patterns.CHUNK
     link_mbit = p11.LINK_MBIT / size.slower
@@ -209,7 +209,7 @@ def model_bad_peer(size: Size, seed: int) -> Figures:
 
 
 Patterns = Mapping[str, tuple[Callable[[Size], Figures], Callable[[Size, int], Figures]]]
-"""How each is played in the lab and, with a seed, in the model, by the names of patterns."""
+"""Functions of each pattern, by name: in the lab and, with a seed, in the model."""
 PATTERNS: Patterns = {
     "P1": (lab_same, model_same),
     "P2": (lab_shifted, model_shifted),
@@ -220,7 +220,7 @@ PATTERNS: Patterns = {
 
 @harness.measures("M1")
 def run(say: harness.Say, patterns: Patterns = PATTERNS) -> harness.Result:
-    """Play all patterns in the model and in the lab."""
+    """Run all patterns in the model and in the lab."""
     found = compare(patterns, Size(), say)
     return harness.Result({"M1": worst(found)}, found, lambda picture: draw(picture, found))
 
@@ -228,10 +228,9 @@ def run(say: harness.Say, patterns: Patterns = PATTERNS) -> harness.Result:
 def compare(
     patterns: Patterns, size: Size, say: harness.Say, turns: int = 1
 ) -> dict[str, dict[str, float]]:
-    """Play patterns in both; return each figure of the lab and of the model.
+    """Run patterns in both; return each figure of the lab and of the model.
 
-    :param turns: how often the lab plays each; the median counts
-
+    :param turns: turns in the lab; the median counts
     :raises harness.CannotRun: the lab cannot
     """
     found = {}
@@ -263,9 +262,9 @@ def draw(picture: figure.Figure, found: dict[str, dict[str, float]]) -> None:
 
 
 def main(patterns: Patterns = PATTERNS) -> int:
-    """Compare some patterns, and say by the exit status whether they agree.
+    """Compare some patterns; return 0, 1 or 3 as above.
 
-    :param patterns: those that there are
+    :param patterns: the known ones
     """
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench.m1_model")
     parser.add_argument("names", metavar="PATTERN", nargs="*", help=f"of {', '.join(patterns)}")

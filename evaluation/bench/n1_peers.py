@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PEERS: a server starts from an image that is not on its host: acstor beside what others use.
+"""PEERS: a server starts from a remote image: acstor and the alternatives.
 
 The image is a Debian with PostgreSQL, nginx and compilers, as compressed qcow2 on a web server
-behind a link of 100 Mbit/s with each of the round trips. The ways, by turns, each on a fresh host:
+behind a link of 100 Mbit/s with each of the round trips. The ways, in turns, each on a fresh host:
 
 * ``raw file``: the disk in this machine's page cache, the floor;
-* ``download``: as Nova does, the file is downloaded and converted to raw first;
+* ``download``: as in Nova, download the file and convert it to raw;
 * ``nbdkit``: ``nbdkit curl`` with its filter ``cache``, read by QEMU;
 * ``QEMU``: QEMU reads the URL itself;
-* ``acstor``: one agent with the image's boot image, without another host; it fetches nothing in the
-  background (``keep_images = none``).
+* ``acstor``: one agent with the image's boot image, without another host and without background
+  fill (``keep_images = none``).
 
-Measured from the request for the image: the login prompt; the moment when PostgreSQL takes
-connections and nginx answers; how long it then takes to compile, link and run a program, all of
-which is cold; bytes of the server's link and processor seconds of all processes, QEMU's and the
-web server's too, until the program has run.
+Measured from the request for the image: the login prompt; the moment when PostgreSQL accepts
+connections and nginx answers; the time to compile, link and run a program with cold files; bytes of
+the server's link and processor seconds of all processes, including QEMU and the web server, until
+the program has run.
 
-PEERS is the largest ratio, over the round trips, of acstor's median to that of the fastest of the
-other ways, ``raw file`` excepted: login, service, program.
+PEERS is the largest ratio, over the round trips, of acstor's median to that of the fastest other
+way, except ``raw file``: login, service, program.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ PROGRAM = (
 
 
 class Prepared(NamedTuple):
-    """The image: ``folder`` is what the web server serves, ``raw`` the same disk here."""
+    """The image: the web server serves ``folder``; ``raw`` is the same disk here."""
 
     folder: pathlib.Path
     image_id: ids.ImageId
@@ -104,7 +104,7 @@ class Prepared(NamedTuple):
 
 
 class Backing(NamedTuple):
-    """What the guest's own disk lies on, for QEMU."""
+    """The backing file of the guest's disk, for QEMU."""
 
     where: str | pathlib.Path
     disk_format: str
@@ -112,7 +112,7 @@ class Backing(NamedTuple):
 
 @dataclasses.dataclass
 class Boot:
-    """What one boot took."""
+    """The measurements of one boot."""
 
     login_s: float
     service_s: float
@@ -150,12 +150,12 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
 
 
 Request = Callable[[], Backing]
-"""Asks for the image; the time counts from here."""
+"""Requests the image; the time counts from here."""
 
 
 @contextlib.contextmanager
 def raw_file(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
-    """Have the disk in the page cache."""
+    """Load the disk into the page cache."""
     boots.read_whole(made.raw)
     yield lambda: Backing(made.raw, "raw")
 
@@ -175,9 +175,9 @@ def download(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
 
 @contextlib.contextmanager
 def nbdkit(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
-    """Serve the file by nbdkit, which keeps what it has read."""
+    """Serve the file by nbdkit with a cache."""
     with (
-        tempfile.TemporaryDirectory(prefix="acstor-nbd-") as folder,  # sockets have short paths
+        tempfile.TemporaryDirectory(prefix="acstor-nbd-") as folder,  # socket paths must be short
         contextlib.ExitStack() as stack,
     ):
         socket = pathlib.Path(folder, "s")
@@ -195,13 +195,13 @@ def nbdkit(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
 
 @contextlib.contextmanager
 def qemu(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
-    """Have QEMU read the URL."""
+    """Let QEMU read the URL."""
     yield lambda: Backing(f"{url}/{made.file_name}", "qcow2")
 
 
 @contextlib.contextmanager
 def acstor(made: Prepared, host: network.Host, url: str) -> Iterator[Request]:
-    """Have an agent, which runs already, mirror the image."""
+    """Let a running agent mirror the image."""
     with agents.Agent(host, url) as agent:
         agent.wait_ready()
 
@@ -252,13 +252,13 @@ def boot(made: Prepared, way: str, round_trip_ms: float) -> Boot:
 
 
 def own_cpu_s() -> float:
-    """Return the processor seconds of this process and all that it has started."""
+    """Return the processor seconds of this process and all its children."""
     return harness.cpu_seconds(os.getpid())
 
 
 @harness.measures("PEERS")
 def run(say: harness.Say) -> harness.Result:
-    """Boot in each way at each round trip, by turns."""
+    """Boot in each way at each round trip, in turns."""
     for program in ("nbdkit", "qemu-img", "curl"):
         if shutil.which(program) is None:
             raise harness.CannotRun(f"{program} is not installed")
@@ -301,7 +301,7 @@ def median_of(these: list[Boot]) -> dict[str, float]:
 
 
 def over_peers(medians: Medians) -> tuple[float, ...]:
-    """Return the largest ratio of each figure to that of the fastest peer."""
+    """Return the largest ratio of each figure to that of the fastest alternative."""
     peers = [way for way in WAYS if way not in ("raw file", "acstor")]
     return tuple(
         max(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cloud with two compute hosts: the first uses acstor, the second is stock Nova's."""
+"""A cloud with two compute hosts: the first uses acstor, the second is stock Nova."""
 
 import contextlib
 import pathlib
@@ -17,14 +17,14 @@ from tests.lab.openstack import installed
 
 DEADLINE_S = 1200.0
 FLAVOR = "bench"
-TRACE_IDLE_S = 20.0  # the boot loader waits for somebody at the console for 5 s
+TRACE_IDLE_S = 20.0  # GRUB waits 5 s for input on the console
 LOGIN = "login: "
 
 
 def check() -> None:
-    """Check that there is a Nova.
+    """Check that Nova is installed.
 
-    :raises harness.CannotRun: there is none
+    :raises harness.CannotRun: it is not
     """
     if not installed.is_ready():
         raise harness.CannotRun(f"the services of OpenStack are not installed: {installed.REMEDY}")
@@ -32,7 +32,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path) -> Iterator[cloud.Cloud]:
-    """Run a cloud with all that servers need until the block ends."""
+    """Run a cloud with the services for servers, for the block."""
     lab = cloud.Cloud(folder)
     try:
         lab.start_compute_services()
@@ -49,12 +49,12 @@ def running(
     gateway_url: str | None = None,
     own: ini.Sections | None = None,
 ) -> Iterator[nova_hosts.NovaHosts]:
-    """Let both hosts run until the block ends.
+    """Run both hosts for the block.
 
-    :param disk_gib: the length of their servers' disks
-    :param glance_url: where both hosts, and the agent, find Glance; None for where it is
-    :param gateway_url: where the agent finds the gateway; None: it asks Glance alone
-    :param own: what nova.conf of the first host says beside that
+    :param disk_gib: the size of their servers' disks
+    :param glance_url: Glance's URL for both hosts and the agent; None: its own
+    :param gateway_url: the gateway's URL for the agent; None: it uses only Glance
+    :param own: further options of the first host's nova.conf
     """
     images = nova_hosts.Images(lab, lab.folder / "acstor-glance")
     first, second = lab.computes
@@ -90,10 +90,10 @@ def running(
 def servers(
     both: nova_hosts.NovaHosts, raw: pathlib.Path, qcow2: pathlib.Path
 ) -> Iterator[dict[str, nova_hosts.Server]]:
-    """Run a server on each host until the block ends; both are at their login prompts.
+    """Run a server on each host for the block; yield both at their login prompts.
 
-    :param raw: the disk's bytes: the image of acstor's host, with a chunk map
-    :param qcow2: the same disk: the image of stock Nova's host
+    :param raw: the disk as acstor's image, with a chunk map
+    :param qcow2: the same disk as stock Nova's image
     """
     with raw.open("rb") as plain, qcow2.open("rb") as packed:
         image_ids = both.images.map(both.images.add(plain)), both.images.add(packed, "qcow2")
@@ -108,7 +108,7 @@ def servers(
 
 
 def wait_login(server: nova_hosts.Server) -> None:
-    """Wait until a server's guest asks who is there."""
+    """Wait for the login prompt of a server's guest."""
 
     def has_login() -> bool:
         return LOGIN in server.console().partition(guest_files.MARKER)[2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's weighers over the hosts of a simulated cloud, and the time that acstor's takes.
+"""Nova's weighers on a simulated cloud, and the time of acstor's weigher.
 
 ``python -m evaluation.bench.nova_weighing SEED [MULTIPLIER]`` in the virtualenv of the OpenStack
 services prints one line of JSON.
@@ -26,7 +26,7 @@ STOCK = [
     f"nova.scheduler.weights.{name}"
     for name in ("ram.RAMWeigher", "cpu.CPUWeigher", "disk.DiskWeigher", "io_ops.IoOpsWeigher")
 ]
-"""Nova's weighers by which these hosts differ; the others weigh all of them alike."""
+"""Nova's weighers that distinguish these hosts; all others give equal weights."""
 TIMED_HOSTS, TIMED_RUNS = 1000, 200
 CELL = str(uuid.UUID(int=1))
 
@@ -42,7 +42,7 @@ def make_state(name: str) -> host_manager.HostState:
 
 
 def request(image_id: str) -> Any:
-    """Return the request of a server of an image."""
+    """Return the request of a server from an image."""
     return objects.RequestSpec(
         image=objects.ImageMeta(id=image_id, properties=objects.ImageMetaProps()),
         is_bfv=False,
@@ -54,7 +54,7 @@ def request(image_id: str) -> Any:
 
 
 class Weighers:
-    """Nova's handler with its stock weighers, and with acstor's if ``tables`` are given."""
+    """Nova's handler with stock weighers; with acstor's if ``tables`` are given."""
 
     def __init__(self) -> None:
         self._handler = weights.HostWeightHandler()
@@ -92,12 +92,12 @@ class _Table:
         self._table = {f"h{n}": host_weight.CachedImage(0.9, 0.1) for n in range(TIMED_HOSTS)}
 
     def lookup(self, image_id: str) -> host_weight.LocalityTable:
-        """Return it."""
+        """Return the table."""
         return self._table
 
 
 def weigher_ms(weighers: Weighers) -> float:
-    """Return the median of the processor time in acstor's weigher for 1,000 hosts."""
+    """Return the median CPU time in acstor's weigher for 1,000 hosts."""
     weighers.use_tables(_Table())
     hosts = [weights.WeighedHost(make_state(f"h{n}"), 0.0) for n in range(TIMED_HOSTS)]
     spec, took_s = request(str(uuid.UUID(int=2))), []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P10: the longest read of guests whose agent's worker is killed under load, and their errors.
+"""P10: longest read and errors of guests while their agent's worker is killed.
 
 Eight threads of one process read at random with O_DIRECT while the worker is
-killed by SIGKILL again and again.  The same load without kills stands beside it.
+killed by SIGKILL repeatedly.  The comparison is the same load without kills.
 
-P10b is the tail of the same over 1,000 kills: of the longest read after each kill the 99.9th
-percentile and the largest, and errors.
+P10b is the tail over 1,000 kills: the 99.9th percentile and the maximum of the longest read after
+each kill, and errors.
 """
 
 import bisect
@@ -39,7 +39,7 @@ WORKER_S = 30.0
 
 @contextlib.contextmanager
 def serving() -> Iterator[tuple[agents.Agent, pathlib.Path, pathlib.Path]]:
-    """Run an agent with an image; yield it, the image in its mirror, and the image itself."""
+    """Run an agent with an image; yield it, the mirror, and the image itself."""
     if not hosts.kernel_can_resend():
         raise harness.CannotRun("the kernel is older than 6.9 and cannot resend requests")
     with tempfile.TemporaryDirectory(prefix="acstor-p10-") as name:
@@ -69,7 +69,7 @@ def run(say: harness.Say) -> harness.Result:
 
 @harness.measures("P10b")
 def run_many(say: harness.Say) -> harness.Result:
-    """Kill the worker 1,000 times: as often as none counts as one that ends at once."""
+    """Kill the worker 1,000 times; a kill without a slow read counts as 0 s."""
     with serving() as (agent, *paths):
         seen = load(*paths, agent, MANY_KILLS, say, between_s=SOON_S)
     longest = sorted(longest_after_kills(seen))
@@ -79,7 +79,7 @@ def run_many(say: harness.Say) -> harness.Result:
 
 
 def longest_after_kills(seen: dict[str, Any]) -> list[float]:
-    """Return the longest read that ended after each kill, before the next; 0 if all were fast."""
+    """Return the longest read that ended between each kill and the next; 0: all fast."""
     longest = [0.0] * len(seen["kills"])
     for ended_s, seconds in seen["slow"]:
         if (number := bisect.bisect(seen["kills"], ended_s) - 1) >= 0:
@@ -95,9 +95,9 @@ def load(
     say: harness.Say,
     between_s: float = BETWEEN_S,
 ) -> dict[str, Any]:
-    """Read until the last kill is over, and return what the reader saw, and the times of kills.
+    """Read until the last kill is over; return the reader's report and the kill times.
 
-    Each kill comes ``between_s`` after the one before, once there is a worker again.
+    Each kill comes ``between_s`` after the one before, once there is a new worker.
     """
     argv = [sys.executable, "-m", "evaluation.bench.reader"]
     times_s = []

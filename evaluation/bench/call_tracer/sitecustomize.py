@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records which functions of acstor the event loop of a process calls, while a file exists.
+"""Traces the acstor calls of a process's event loop while a file exists.
 
-Python imports this at its start where the folder is in PYTHONPATH.  While ``on`` exists in the
-folder of ACSTOR_CALLS, each call is recorded; when it is gone, a file with the process's number is
-written: a line for each call, with its time, file, first and last line, and name.
+Python imports this at start if the folder is in PYTHONPATH.  While ``on`` exists in the folder
+ACSTOR_CALLS, each call is recorded; after its deletion, the process writes a file named by its
+pid: a line for each call, with its time, file, first and last line, and name.
 """
 
 import os
