@@ -128,7 +128,7 @@ class Cloud:
         return sum(one["source_bytes"] for one in shown)
 
     def tasks(self, image_id: str, kind: str) -> dict[str, str]:
-        """Return what ``openstack acstor image host list`` shows of tasks of a kind, by host."""
+        """Return tasks of a kind by host, from ``openstack acstor image host list``."""
         words = ("image", "host", "list", image_id, "-f", "json")
         done = acstor_decision.openstack(self.lab, "admin", *words)
         if done.returncode:

@@ -155,7 +155,7 @@ def test_vault_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
 def test_vault_without_acknowledged_chunks_is_replaced_before_any_read(
     owner, guest, lab, tmp_path, monkeypatch, may_lack_chunks
 ):
-    """Unless this host told it to drop them: then the same vault gets all of them again."""
+    """Unless this host had it drop them: then the same vault gets all of them again."""
     limits = holder_group.HolderLimits(lost_chunks=4)
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(holders=limits))
     start(guest)

@@ -54,7 +54,7 @@ class Place(NamedTuple):
     data: bytes
     images: list[str]
     unread: Iterator[int]
-    """Chunks of the first image that nobody has read."""
+    """Unread chunks of the first image."""
 
     def chunk(self, chunk_no: int) -> bytes:
         """Return a chunk of the images."""
