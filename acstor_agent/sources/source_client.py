@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the sources: performs the attempts that ``core/sources/failover`` selects."""
+"""Client of the sources: performs the attempts that ``core/sources/source_request`` selects."""
 
 import contextlib
 import random
@@ -15,6 +15,7 @@ from oslo_log import log
 
 from acstor_agent.core import health_issues
 from acstor_agent.core.sources import failover
+from acstor_agent.core.sources import source_request
 from acstor_agent.engine.ring import placement
 from acstor_agent.sources import base
 from acstor_agent.sources.wrappers import download_source
@@ -161,7 +162,9 @@ class SourceClient(base.Source):
         sources = (
             known.ordered_sources(now) if ignores_refusals else known.sources_of(wanted.key, now)
         )
-        with contextlib.closing(failover.SourceRequest(known, wanted, until_s, sources)) as request:
+        with contextlib.closing(
+            source_request.SourceRequest(known, wanted, until_s, sources)
+        ) as request:
             run = _Attempts(self._sources, request, read, report)
             await (run.hedged() if request.may_hedge else run.alone())
         if run.fault is not None:
@@ -203,7 +206,7 @@ class _Attempts:
     def __init__(
         self,
         sources: dict[failover.SourceState, base.Source],
-        request: failover.SourceRequest,
+        request: source_request.SourceRequest,
         read: _Read,
         report: base.ReportOutcomes,
     ) -> None:
@@ -227,13 +230,13 @@ class _Attempts:
                     await self._changed.wait()
             nursery.cancel_scope.cancel()
 
-    def _next(self) -> failover.Attempt | None:
+    def _next(self) -> source_request.Attempt | None:
         attempt = self._request.next_attempt(trio.current_time())
         if attempt is not None and (final := self._request.final_failures(attempt)):
             self._report(final)
         return attempt
 
-    async def _attempt(self, attempt: failover.Attempt) -> None:
+    async def _attempt(self, attempt: source_request.Attempt) -> None:
         request = self._request
 
         def took(answers: base.Outcomes) -> None:

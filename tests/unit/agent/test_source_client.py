@@ -3,6 +3,7 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import failover
+from acstor_agent.core.sources import source_request
 from acstor_agent.sources import base
 from acstor_agent.sources import source_client
 from acstor_common import errors
@@ -110,7 +111,7 @@ async def test_outage_is_logged_once(autojump_clock, watched_log):
 
 def test_single_failure_is_raised_unchanged():
     failure = errors.ChunkMissing("a", "b", "c")
-    assert failover.most_useful([failure]) is failure
+    assert source_request.most_useful([failure]) is failure
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_single_failure_is_raised_unchanged():
 )
 def test_combined_error_is_the_most_recoverable_and_has_all_reasons(kinds, kind):
     failures = [cls("the chunk", f"place {n}", f"reason {n}") for n, cls in enumerate(kinds)]
-    error = failover.most_useful(failures)
+    error = source_request.most_useful(failures)
     assert type(error) is kind
     assert "the chunk" in str(error)
     assert "place 0: reason 0; place 1: reason 1" in str(error)

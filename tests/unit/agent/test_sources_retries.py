@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.core.sources import failover
+from acstor_agent.core.sources import source_request
 from acstor_agent.sources import base
 from acstor_agent.sources import source_client
 from acstor_agent.sources.wrappers import deadline_source
@@ -217,7 +217,7 @@ async def test_attempts_end_without_a_deadline_of_the_caller(autojump_clock):
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
             await source.read(BLOB, 0, 10)
-    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + failover.RETRY_LONGEST_S)
+    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + source_request.RETRY_LONGEST_S)
 
 
 async def test_close_does_not_wait_for_a_hanging_source(autojump_clock):

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from acstor_agent.core.sources import failover
+from acstor_agent.core.sources import source_request
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import manual_clock
@@ -61,7 +62,7 @@ class World:
         """Make a request, check it at each step, and return its data and failures."""
         rng, count = self.rng, self.rng.randint(1, 6)
         deadline_s = self.now + rng.choice([1.0, 1e6])
-        request = failover.SourceRequest(
+        request = source_request.SourceRequest(
             *(self.failover, pieces(count, "key", self.has_copies)),
             *(deadline_s, to_ask(self.failover, "key", self.now, rng.random() < 0.3)),
         )
@@ -160,7 +161,7 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     """
     wanted = pieces(len(outcomes), key, copies is not None)
     first = to_ask(known, key, 0.0, ignores_refusals)
-    request = failover.SourceRequest(known, wanted, float("inf"), first)
+    request = source_request.SourceRequest(known, wanted, float("inf"), first)
     failures = {}
     while (attempt := request.next_attempt(0.0)) is not None:
         failures.update(request.final_failures(attempt))
