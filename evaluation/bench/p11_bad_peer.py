@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P11: what one bad peer of three costs the other two.
+"""P11: the cost of one bad peer of three for the other two.
 
-Two hosts read one region through a ring of three.  The third reads nothing and
-has nothing at first, but it is the home of a third of the segments; that much
-is the same in every run, so that its health is all that differs.  It is
+Two hosts read one region through a ring of three.  The third reads nothing and starts with an empty
+cache, but is the home of a third of the segments.  Runs differ only in its health.  It is
 
 - dead: both processes of its agent killed before the others start;
-- frozen: both stopped (SIGSTOP), so that its kernel goes on accepting for it;
+- frozen: both stopped (SIGSTOP), while its kernel still accepts connections;
 - slow: its link has a twentieth of the rate;
-- lying: something else runs in its place, advertises every chunk and answers
-  with other bytes (:mod:`evaluation.bench.liar`).
+- lying: :mod:`evaluation.bench.liar` runs in its place, advertises every chunk and sends
+  wrong bytes.
 
-The figure is the worst completion of the two over the mean of two runs in which
-all three are healthy.  Shown besides, not in the figure: the host vanishes (its
-link goes down, so nobody is told anything), and it dies, freezes or vanishes
-when a third of the time is over.
+The figure is the worst completion of the two over the mean of two runs with three healthy hosts.
+Shown besides, not in the figure: the host vanishes (its link goes down, without a reset), and it
+dies, freezes or vanishes after a third of the time.
 """
 
 import contextlib
@@ -51,7 +49,7 @@ Deed = Callable[[collective.Cloud], None]
 
 @harness.measures("P11")
 def run(say: harness.Say) -> harness.Result:
-    """Let two hosts read beside a third one in every state of health."""
+    """Let two hosts read beside a third one in each state of health."""
     data = local.random_bytes(REGION_BYTES, seed=1)
     found: dict[str, dict[str, Any]] = {}
     with collective.images(data) as images:
@@ -86,12 +84,12 @@ def watch(
     region_bytes: int = REGION_BYTES,
     link_mbit: float = LINK_MBIT,
 ) -> dict[str, Any]:
-    """Let the others read while the bad host is what it is; tell what they saw."""
+    """Let the others read while the bad host is in a state; return their measurements."""
     cloud = collective.Cloud(HOSTS, link_mbit, images, [range(HOSTS)], [BAD] if is_lying else [])
     readings = {
         number: collective.Reading(((0, region_bytes),)) for number in range(HOSTS) if number != BAD
     }
-    # In clear text, in which the liar speaks: what it costs does not depend on how it got there.
+    # Without encryption, which the liar lacks; it does not change the cost of a bad peer.
     with cloud.running(security="insecure"), contextlib.ExitStack() as stack:
         if is_lying:
             stack.enter_context(lying(cloud))
@@ -107,7 +105,7 @@ def watch(
         took_s, fault = [], ""
         try:
             took_s = [seen.took_s for seen in cloud.read(readings).values()]
-        except harness.CannotRun as e:  # an error at a guest is the worst result, but it is one
+        except harness.CannotRun as e:  # a guest's error is a result, the worst one
             fault = str(e)
         timer.join()
         statuses = [cloud.agents[number].status() for number in readings]
@@ -120,7 +118,7 @@ def watch(
 
 
 def nothing(cloud: collective.Cloud) -> None:
-    """Leave the host alone."""
+    """Do nothing."""
 
 
 def _signal(cloud: collective.Cloud, number: int) -> None:
@@ -140,25 +138,25 @@ def die(cloud: collective.Cloud) -> None:
 
 
 def freeze(cloud: collective.Cloud) -> None:
-    """Stop the agent as a debugger or a hanging kernel would."""
+    """Stop the agent, like a debugger or a hanging kernel."""
     _signal(cloud, signal.SIGSTOP)
 
 
 def revive(cloud: collective.Cloud) -> None:
-    """Let a frozen agent go on, so that it can be ended in good order."""
+    """Resume a frozen agent, so that it can be stopped gracefully."""
     with contextlib.suppress(errors.Unusable):  # it is dead
         _signal(cloud, signal.SIGCONT)
 
 
 def slow(cloud: collective.Cloud) -> None:
-    """Give the host a much slower link."""
+    """Reduce the rate of the host's link."""
     link_mbit = cloud.network.link_mbit
     assert link_mbit is not None
     cloud.network.shape(cloud.network.hosts[BAD], link_mbit / SLOW_DIVISOR)
 
 
 def vanish(cloud: collective.Cloud) -> None:
-    """Cut the host's link: packets to it are lost, nobody is told."""
+    """Take the host's link down: packets to it are lost without an error."""
     cloud.network.hosts[BAD].run(["ip", "link", "set", "eth0", "down"])
 
 
@@ -167,7 +165,7 @@ STATES: dict[str, Deed] = {"dead": die, "frozen": freeze, "slow": slow, "lying":
 
 @contextlib.contextmanager
 def lying(cloud: collective.Cloud) -> Iterator[None]:
-    """Run the liar in the bad host's place until the block ends."""
+    """Run the liar in the bad host's place for the block."""
     here, *others = (f"{cloud.network.hosts[n].address}:{agents.PEER_PORT}" for n in (BAD, 0, 1))
     host = cloud.network.hosts[BAD]
     image_map = cloud.images.files.map_path(cloud.images.ids[0])
@@ -185,7 +183,7 @@ def lying(cloud: collective.Cloud) -> Iterator[None]:
 
 
 def draw(picture: figure.Figure, ratios: dict[str, float]) -> None:
-    """Draw each case; those beside the figure are pale."""
+    """Draw each case; those outside the figure are pale."""
     picture.set_size_inches(10, 4.8)
     axes = picture.subplots()
     shown = {name: ratio for name, ratio in ratios.items() if math.isfinite(ratio)}

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P12: real Nova on a cold host: from the request for a server until its guest's login prompt.
+"""P12: real Nova on a cold host, from a server's request to its login prompt.
 
-One cloud, two cold compute hosts with one link of 100 Mbit/s to Glance: on one Nova downloads the
-image and makes qcow2 disks, on the other it uses acstor.  Both boot the same disk: the lab's Debian
-guest, and behind it a partition of random bytes, as many as a real image has of applications and
-data; nothing can leave them out or compress them.  It is a compressed qcow2, which is the least
-that stock Nova can download, and acstor uses the same image of Glance as it is; with
-ACSTOR_BENCH_DISK_FORMAT=raw it is given a raw one instead.  The chunk map is ready.  There is
-no other host that could help, and no boot image, which is how it is in the first minutes after an
-upload; with ACSTOR_BENCH_BOOT_IMAGE=1 there is the one that the listener builds then.
+One cloud, two cold compute hosts with one link of 100 Mbit/s to Glance: one downloads the image and
+makes qcow2 disks with stock Nova, the other uses acstor.  Both boot the same disk: the lab's Debian
+guest, followed by a partition of random bytes, as large as a real image's applications and data;
+they cannot be skipped or compressed.  It is a compressed qcow2, the smallest file that stock Nova
+can download, and acstor uses the same Glance image; with ACSTOR_BENCH_DISK_FORMAT=raw it uses a raw
+one instead.  The chunk map is ready.  There is no other host with chunks, and no boot image, as in
+the first minutes after an upload; with ACSTOR_BENCH_BOOT_IMAGE=1 there is the listener's one.
 
-Images lie in Glance's file store; with ACSTOR_BENCH_STORE=s3 in S3, where Glance has no ranges, so
-that the agent reads from the gateway, over the same link.
+Images are in Glance's file store; with ACSTOR_BENCH_STORE=s3 in S3, where Glance supports no
+ranges, so that the agent reads from the gateway over the same link.
 
-P12a is what left Glance and the gateway for acstor's host until the boot was over (image, chunk
-map and boot image), divided by the stored bytes of the chunks that were asked of the mirror until
-then: of a compressed image, those of their clusters.
+P12a is the number of bytes sent by Glance and the gateway to acstor's host until the end of the
+boot (image, chunk map and boot image), divided by the stored bytes of the chunks requested from the
+mirror until then: in a compressed image, those of their clusters.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ LINK_MBIT = 100.0
 
 @harness.measures("P12", "P12a")
 def run(say: harness.Say) -> harness.Result:
-    """Boot the same disk on both hosts, one after the other."""
+    """Boot the same disk on both hosts in sequence."""
     nova_pair.check()
     if DISK_FORMAT not in ("raw", "qcow2") or STORE not in ("file", "s3"):
         raise harness.CannotRun(f"there is no way with {DISK_FORMAT} in {STORE}")
@@ -119,7 +118,7 @@ class Disk:
 
 @dataclasses.dataclass(frozen=True)
 class Boot:
-    """A server's way to its login prompt, in seconds after the request for it."""
+    """Times of a server's boot, in seconds after the request for it."""
 
     image_id: str
     active_s: float
@@ -128,10 +127,10 @@ class Boot:
 
 @dataclasses.dataclass(frozen=True)
 class BootBytes:
-    """What a boot asked for, and what left the store for it.
+    """Bytes requested by a boot, and bytes sent by the store for it.
 
-    :param asked_bytes: of chunks that are not zeros, as the guest reads them
-    :param stored_bytes: what these are in the image's file
+    :param asked_bytes: of non-zero chunks, as the guest reads them
+    :param stored_bytes: of the same chunks in the image's file
     """
 
     asked_bytes: int
@@ -150,7 +149,7 @@ class Place:
     gateway: acstor_gateway.Gateway | None
 
     def given(self, image_id: str, *statuses: int) -> int:
-        """Return how many bytes of an image, or of an artefact, such answers had."""
+        """Return the bytes sent of an image or artefact in responses with these statuses."""
         logs = [self.lab.glance.log(), *([self.gateway.log()] if self.gateway else [])]
         found = [nova_hosts.given(log, image_id, status) for log in logs for status in statuses]
         return sum(map(sum, found))
@@ -158,7 +157,7 @@ class Place:
 
 @contextlib.contextmanager
 def started(folder: pathlib.Path) -> Iterator[Place]:
-    """Run the cloud, all of whose hosts have one link to Glance and the gateway."""
+    """Run the cloud, with one common link of its hosts to Glance and the gateway."""
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(nova_pair.started(folder))
         gateway = None
@@ -174,7 +173,7 @@ def started(folder: pathlib.Path) -> Iterator[Place]:
 
 @contextlib.contextmanager
 def slow_way_to(net: network.Network, port: int) -> Iterator[str]:
-    """Make a port of the loopback that leads over a link to another one; yield its URL."""
+    """Make a loopback port that relays to another one over a link; yield its URL."""
     with (
         relay.Relay(net.source, port) as far_end,
         relay.Outlet(net.hosts[0], far_end.address) as door,
@@ -188,7 +187,7 @@ def make_disk(
     say: harness.Say,
     data_mib: int = DATA_MIB,
 ) -> Disk:
-    """Write the guest's disk with a partition of random bytes behind it, and compress it."""
+    """Write the guest's disk, followed by a partition of random bytes; compress it."""
     raw, qcow2 = folder / "disk.raw", folder / "disk.qcow2"
     runs.tool(["cp", "--sparse=always", guest.raw, raw])
     with raw.open("ab") as disk:
@@ -206,10 +205,10 @@ def make_disk(
 
 
 def boot(place: Place, host: nova_hosts.Host, image_id: str, downloads: int) -> Boot:
-    """Build a server and wait for its login prompt; delete it.
+    """Create a server, wait for its login prompt, delete it.
 
-    :param downloads: how often Nova is to download the image
-    :raises errors.Unusable: it did otherwise
+    :param downloads: the expected number of Nova's downloads of the image
+    :raises errors.Unusable: the number differs
     """
     before, began_s = place.both.images.downloads(image_id), time.monotonic()
     with place.both.server(image_id, host, nova_pair.FLAVOR, nova_pair.DEADLINE_S) as server:
@@ -228,7 +227,7 @@ def image_of(place: Place, image_id: str) -> image_record.Image:
 
 
 def given_of(place: Place, image_id: str) -> list[int]:
-    """Return how many bytes were given so far of an image, its chunk map and its boot image."""
+    """Return the bytes sent so far of an image, its chunk map and its boot image."""
     image = image_of(place, image_id)
     found = [place.given(image_id, http.HTTPStatus.PARTIAL_CONTENT)]
     for kind in (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE):
@@ -239,9 +238,9 @@ def given_of(place: Place, image_id: str) -> list[int]:
 
 
 def bytes_of_boot(place: Place, image_id: str, before: list[int]) -> BootBytes:
-    """Return what the boot on acstor's host asked for and what was given for it.
+    """Return the bytes requested and sent for the boot on acstor's host.
 
-    :param before: what was given before it (:func:`given_of`)
+    :param before: bytes sent before it (:func:`given_of`)
     """
     asked = chunks_asked(place.both.hosts[0], image_id)
     given = [now - then for now, then in zip(given_of(place, image_id), before, strict=True)]
@@ -258,7 +257,7 @@ def bytes_of_boot(place: Place, image_id: str, before: list[int]) -> BootBytes:
 
 
 def stored_bytes(image_map: chunk_map.ChunkMap, chunk_nos: list[int]) -> int:
-    """Return how many bytes of the image's file chunks need; what two of them share counts once."""
+    """Return the distinct bytes in the image's file that chunks need."""
     cut = image_map.geometry
     spans = set()
     for number in chunk_nos:
@@ -273,7 +272,7 @@ def stored_bytes(image_map: chunk_map.ChunkMap, chunk_nos: list[int]) -> int:
 
 
 def cut_to(extent: layout.Extent, start: int, length: int) -> tuple[int, int]:
-    """Return the part of an extent in the file that a chunk needs; of a compressed one all."""
+    """Return the part of an extent that a chunk needs; all of a compressed one."""
     if extent.codec is not layout.Codec.STORED:
         return extent.offset, extent.offset + extent.stored_bytes
     first, last = max(start, extent.at), min(start + length, extent.at + extent.length)
@@ -281,7 +280,7 @@ def cut_to(extent: layout.Extent, start: int, length: int) -> tuple[int, int]:
 
 
 def chunks_asked(host: nova_hosts.Host, image_id: str) -> set[int]:
-    """Wait until the agent has recorded the boot; return the chunks that it asked for."""
+    """Wait until the agent has recorded the boot; return the chunks it requested."""
     folder = host.agent.folder / "state" / "traces"
     runs.wait_for(
         lambda: any(folder.glob("*.actrace")),

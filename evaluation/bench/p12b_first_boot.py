@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P12b: a guest's first boot on a cold host of a cold cloud, where its boot image is at the source.
+"""P12b: a guest's first boot on a cold host in a cold cloud, with a boot image.
 
-The agent has just started: nothing of the image is on its host, no other host could help, and the
-only link to the image server has 100 Mbit/s.  It is asked for the image as Nova asks, and the guest
-is started at once, so the boot image has no start before the guest; the time counts from that
-request.  By turns the same guest boots, with the same options of QEMU, from a raw file that lies in
-the page cache.  P12b is the median of the ratios of neighbouring turns.
+The agent has just started: the host has nothing of the image, no other host has chunks, and the
+only link to the image server has 100 Mbit/s.  The agent gets the request that Nova sends, and the
+guest starts at once, so the boot image has no head start; the time counts from that request.  In
+turns the same guest boots, with the same options of QEMU, from a raw file in the page cache.  P12b
+is the median of the ratios of neighbouring turns.
 
-P12c is the share of what those first boots read of the mirror, without zeros, that came from the
-boot image: from memory, or with a part of it that was on its way.  The agent's own timeline of each
-boot says so, and where the rest of the time went; the last one is drawn.  A run is refused if its
-timelines lack reads that the agent has counted for the image: the share of a part means nothing.
+P12c is the share of the first boots' reads of the mirror, without zeros, that the boot image
+served: from memory, or with a part of it in flight.  The agent's own timeline of each boot has it,
+and the distribution of the remaining time; the last one is drawn.  A run is refused if its
+timelines lack reads that the agent has counted for the image, since a share of a part has no
+meaning.
 """
 
 import os
@@ -72,14 +73,14 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def boot_raw(made: boots.Prepared) -> float:
-    """Boot from the raw file, all of it in the page cache; return the seconds to the login."""
+    """Boot from the raw file in the page cache; return the seconds to the login."""
     with network.Network(hosts=1) as net:
         boots.read_whole(made.image)
         return boots.login_s(net.hosts[0], made.image)
 
 
 def boot_cold(made: boots.Prepared) -> tuple[float, boot_timeline.Timeline]:
-    """Boot on a host that has nothing; return the seconds from the request for the image on."""
+    """Boot on a cold host; return the seconds from the image's request on."""
     with (
         network.Network(hosts=1, link_mbit=LINK_MBIT, source_mbit=LINK_MBIT) as net,
         image_server.ImageServer(net.source, made.images.folder) as server,
@@ -96,9 +97,9 @@ def boot_cold(made: boots.Prepared) -> tuple[float, boot_timeline.Timeline]:
 
 
 def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
-    """Return what the agent has noted of the boot.
+    """Return the agent's timeline of the boot.
 
-    :raises errors.Unusable: nothing
+    :raises errors.Unusable: there is none
     """
     told = agent.timelines(image_id)
     if not told:
@@ -107,9 +108,9 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
 
 
 def check_built(summary: Mapping[str, Any]) -> None:
-    """Check that the builder's boot came to the login: half a boot image would be measured.
+    """Check that the builder's boot reached the login; the boot image is complete.
 
-    :raises errors.Unusable: it ended otherwise, as where the machine is too busy
+    :raises errors.Unusable: it did not, as on a busy machine
     """
     if summary["end"] != "marker":
         why = f"ended by {summary['end']} after {summary['seconds_s']:.0f} s, not at the login"
@@ -119,10 +120,10 @@ def check_built(summary: Mapping[str, Any]) -> None:
 def check_complete(
     timeline: boot_timeline.Timeline, read: dict[str, dict[str, int]], login_s: float
 ) -> None:
-    """Check that a timeline has all of a boot: the agent counts what it reads elsewhere, too.
+    """Check that a timeline has all reads that the agent counted.
 
-    :param read: what the agent has counted of the image, which nobody else has read
-    :raises errors.Unusable: reads are missing in it, so no share of it means anything
+    :param read: the agent's counters of the image, which has no other reader
+    :raises errors.Unusable: reads are missing, so no share has a meaning
     """
     noted, counted = sum(timeline.bytes.values()), sum(one["bytes"] for one in read.values())
     if noted != counted:
@@ -131,14 +132,14 @@ def check_complete(
 
 
 def share_of(timeline: boot_timeline.Timeline) -> float:
-    """Return which share of what a boot read the boot image had."""
+    """Return the share of a boot's reads that the boot image had."""
     return boot_timeline.boot_image_share(timeline.bytes) or 0.0
 
 
 def draw(
     picture: figure.Figure, found: dict[str, list[float]], told: list[boot_timeline.Timeline]
 ) -> None:
-    """Draw the seconds to the login, and where those of the first boots went."""
+    """Draw the seconds to the login, and their distribution in the first boots."""
     left, right = picture.subplots(1, 2)
     for number, (way, seconds) in enumerate(found.items()):
         left.plot([number] * len(seconds), seconds, "o", label=way)

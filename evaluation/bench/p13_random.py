@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P13: random reads on a cold host, when another host has every byte.
+"""P13: random reads on a cold host, while another host has every byte.
 
-Host 1 reads the whole image while it is alone on the ring.  Then host 2 joins
-the ring, and reads 64 KiB here and there, each range once, past the page cache,
-as QEMU with cache=none does.  Half of the segments have their home at host 2
-itself, which has nothing: it has to find out that host 1 has them.
+Host 1 reads the whole image while it is alone on the ring.  Then host 2 joins the ring, and reads
+64 KiB at random places, each range once, with O_DIRECT, as QEMU with cache=none does.  Half of the
+segments have host 2 itself as home, which has nothing: it must learn that host 1 has them.
 
-The first figure is the share of its bytes that peers gave.  The second is what
-host 2's link received, from before its agent started until all was quiet, over
-what was asked: chunk map, advertisements, headers and anything fetched in vain
-are in it.  Beside it the same reads by a host that is alone.
+The first figure is the share of its bytes from peers.  The second is the bytes received on host 2's
+link, from before its agent's start until no transfer was in flight, over the requested ones: with
+chunk map, advertisements, headers and unused prefetches.  The comparison is the same reads by a
+host without peers.
 """
 
 import random
@@ -33,7 +32,7 @@ QUIET_S = 2.0
 
 @harness.measures("P13")
 def run(say: harness.Say) -> harness.Result:
-    """Read at random beside a warm host, and alone."""
+    """Read at random beside a warm host, and without peers."""
     numbers = random.Random(13).sample(range(IMAGE_BYTES // READ_BYTES), ASKED_BYTES // READ_BYTES)
     reading = collective.Reading(tuple((number * READ_BYTES, READ_BYTES) for number in numbers))
     found = {}
@@ -55,7 +54,7 @@ def run(say: harness.Say) -> harness.Result:
 def cold_reads(
     images: collective.Images, reading: collective.Reading, is_shared: bool
 ) -> dict[str, Any]:
-    """Warm host 1, start host 2, let it read; return where its bytes came from."""
+    """Warm host 1, start host 2, let it read; return the origins of its bytes."""
     cloud = collective.Cloud(2, LINK_MBIT, images, [[0]], without_agent=[1])
     with cloud.running():
         whole = {0: collective.Reading(((0, IMAGE_BYTES),))}
@@ -71,7 +70,7 @@ def cold_reads(
             cold.wait_ready()
             cloud.agents[1] = cold
             cloud.attach({1: reading})
-            time.sleep(QUIET_S)  # time for what neighbours have to tell each other
+            time.sleep(QUIET_S)  # time for announcements between neighbours
             seen = cloud.read({1: reading}, is_direct=True)[1]
             cloud.settle()
             time.sleep(QUIET_S)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P14: a snapshot of a running server through Nova's API, until its image is active.
+"""P14: the time of a running server's snapshot through Nova's API.
 
-One cloud, two compute hosts; the lab's Debian guest runs on each, on the second one with stock
-Nova, which has downloaded the image.  The first one makes its snapshots when its agent has all
-of the image, as a host has after the pre-seed; before that comes one cold snapshot, for which the
-agent must fetch what no boot reads.  The two hosts take turns, so that both see the same machine.
+The time ends when the image is active.  One cloud, two compute hosts; the lab's Debian guest runs
+on each, on the second one with stock Nova, which has downloaded the image.  The first one makes its
+snapshots when the image is fully cached, as after a pre-seed; before, it makes one cold snapshot,
+for which the agent must fetch the chunks that no boot reads.  The two hosts take turns, under the
+same machine load.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def time_of(server: nova_hosts.Server) -> float:
-    """Return how long a snapshot takes, in seconds."""
+    """Return the duration of a snapshot in seconds."""
     began_s = time.monotonic()
     server.snapshot()
     return time.monotonic() - began_s

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P14b: snapshots of a server that wrote 100 MB, at 100 Mbit/s from its host to the image service.
+"""P14b: snapshots of a server that wrote 100 MB, over a link of 100 Mbit/s.
 
-One cloud, two compute hosts, a gateway beside Glance.  On each runs the lab's Debian guest, of an
+One cloud, two compute hosts, a gateway beside Glance.  On each runs the lab's Debian guest, from an
 image of 2 GiB that has random bytes behind its system, over which QEMU writes 100 MB in pieces.
-All that both hosts have to do with Glance and the gateway goes over one link.  The second host is
-stock Nova's, which uploads whole images; the first one sends changes.  They take turns, so that
-both see the same machine, and each snapshot has the link for itself.
+All traffic of both hosts with Glance and the gateway uses one link.  The second host has stock
+Nova, which uploads whole images; the first one sends deltas.  They take turns, under the same
+machine load, and each snapshot has the link for itself.
 
-P14b is what left the host for a snapshot, as the kernel counts it on the link, divided by what the
-server's disk has of its own, in clusters.  P14c is the time until the image is active, over that of
-stock Nova.
+P14b is the bytes sent by the host for a snapshot, by the kernel's counter of the link, divided by
+the allocated bytes of the server's disk, in clusters.  P14c is the time until the image is active,
+over that of stock Nova.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
 LINK_MBIT = 100.0
 DISK_GIB = 2
 DATA_MIB = 512
-"""Of the image, behind the guest's 1.5 GiB: no guest has it mounted."""
+"""Of the image, behind the guest's 1.5 GiB; never mounted."""
 WRITTEN_BYTES = 96 * geometry.MIB
 PIECE_BYTES = 2 * geometry.MIB
 
 
 class Taken(NamedTuple):
-    """One snapshot.
+    """A snapshot.
 
-    :param own_bytes: what the disk had that its image has not
-    :param sent_bytes: what left the host for it
+    :param own_bytes: allocated in the disk, over its image
+    :param sent_bytes: sent by the host for it
     """
 
     seconds: float
@@ -82,7 +82,7 @@ def run(say: harness.Say) -> harness.Result:
 
 @contextlib.contextmanager
 def beside(lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
-    """Run a gateway beside Glance until the block ends."""
+    """Run a gateway beside Glance for the block."""
     gateway = acstor_gateway.Gateway(lab, lab.folder)
     try:
         gateway.start()
@@ -96,7 +96,7 @@ def beside(lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
 def joined(
     lab: cloud.Cloud, gateway: acstor_gateway.Gateway, net: network.Network
 ) -> Iterator[nova_hosts.NovaHosts]:
-    """Run both hosts, whose way to Glance and the gateway is one link."""
+    """Run both hosts with one link to Glance and the gateway."""
     with (
         p12_nova.slow_way_to(net, lab.glance.port) as glance_url,
         p12_nova.slow_way_to(net, gateway.port) as gateway_url,
@@ -108,7 +108,7 @@ def joined(
 
 
 def write(server: nova_hosts.Server) -> None:
-    """Have QEMU write to the server's disk, in pieces all over what no guest uses."""
+    """Let QEMU write pieces all over the part of the disk that no guest uses."""
     begin, pieces = (DISK_GIB * 1024 - DATA_MIB) * geometry.MIB, WRITTEN_BYTES // PIECE_BYTES
     step = DATA_MIB * geometry.MIB // pieces // geometry.DEFAULT_CHUNK_BYTES
     for number in range(pieces):
@@ -121,7 +121,7 @@ def take(
 ) -> Taken:
     """Make a snapshot.
 
-    :param composed: it is to be made of changes
+    :param composed: whether it must be made from a delta
     :raises errors.Unusable: it was made otherwise
     """
     own_bytes, before = own_bytes_of(server), sent_by(net)
@@ -135,12 +135,12 @@ def take(
 
 
 def sent_by(net: network.Network) -> int:
-    """Return how many bytes have left the hosts."""
+    """Return the bytes sent by the hosts so far."""
     return net.link_bytes()[net.hosts[0].name].sent
 
 
 def own_bytes_of(server: nova_hosts.Server) -> int:
-    """Return how many bytes of the server's disk are not its image's and not zeros."""
+    """Return the bytes of the server's disk that are neither its image's nor zeros."""
     said = server.host.run("qemu-img", "map", "-U", "--output=json", server.disk())
     own = (one for one in json.loads(said) if one["depth"] == 0)
     return sum(int(one["length"]) for one in own if one["data"] and not one["zero"])
@@ -159,7 +159,7 @@ def result_of(taken: dict[str, list[Taken]]) -> harness.Result:
 
 
 def draw(picture: figure.Figure, taken: dict[str, list[Taken]]) -> None:
-    """Draw the times of both ways, and what left the host."""
+    """Draw the times of both ways, and the bytes sent by the host."""
     left, right = picture.subplots(1, 2)
     left.boxplot([[one.seconds for one in found] for found in taken.values()])
     left.set(ylabel="seconds until the snapshot is active", ylim=(0, None))

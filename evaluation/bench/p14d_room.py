@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P14d: room of three snapshots in a line, each with 100 MB of changes, and how the last is read.
+"""P14d: the disk space of three chained snapshots, and reads of the last one.
 
-The base is an image of 2 GiB, the half of it random bytes.  Each snapshot is composed of the one
-before it, as the gateway does it, and written to an XFS in a file, whose loop device has no page
-cache of its own.  Then each is let share room with the one before it, as the listener does it.
+The base is an image of 2 GiB, half of it random bytes.  Each snapshot has 100 MB of changes, is
+flattened over the previous one as the gateway does, and written to an XFS in a file, whose loop
+device has no page cache of its own.  Then the listener's code deduplicates each with the previous
+one.
 
-P14d is the room of the three, shared over whole: as raw files and as qcow2 files.  P14e reads the
-third one in pieces, here and there as a boot does, with nothing of it in memory, over the same of a
-copy that shares nothing.  P14f does so while the room of this very image is being shared, over
-reading it while nothing is.
+P14d is the used space of the three after deduplication over that before: as raw files and as qcow2
+files.  P14e reads the third one in pieces at random places, as a boot does, uncached, over the same
+reads of a copy without shared blocks.  P14f does so while this image is being deduplicated, over
+reads without that.
 """
 
 import contextlib
@@ -45,18 +46,18 @@ SNAPSHOTS = 3
 READS = 800
 PARTS = 20
 PAUSE_S = 0.15
-"""Until a process that goes on has made up for its pause, and one that stops has stopped."""
+"""Until a resumed process has caught up, and a stopped one has stopped."""
 READ_BYTES = (4096, 16384, 65536, 131072)
 [MIB_S] = (opt.default for opt in glance_conf.OPTS if opt.name == "block_dedup_rate_mib_s")
 FORMATS = ("raw", "qcow2")
 
 
 class Line(NamedTuple):
-    """What was found of a line of snapshots.
+    """A chain of snapshots.
 
-    :param whole_bytes: room of its snapshots before they share any
-    :param shared_bytes: and afterwards
-    :param seconds: that sharing took for each, as fast as it goes
+    :param whole_bytes: their space before deduplication
+    :param shared_bytes: their space afterwards
+    :param seconds: duration of each deduplication, without rate limit
     """
 
     images: list[composed_lines.Image]
@@ -67,7 +68,7 @@ class Line(NamedTuple):
 
 @harness.measures("P14d", "P14e", "P14f")
 def run(say: harness.Say) -> harness.Result:
-    """Make a line of each format, share its room, and read its end."""
+    """Make a chain of each format, deduplicate it, and read its end."""
     if why := file_systems.why_not() or ("" if qcow2_corpus.HAS_TOOLS else "no qemu-utils"):
         raise harness.CannotRun(why)
     values: dict[str, list[float]] = {"P14d": [], "P14e": [], "P14f": []}
@@ -93,7 +94,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def make(store: pathlib.Path, disk_format: str, say: harness.Say) -> Line:
-    """Make the base and its line of snapshots, and let them share room."""
+    """Make the base and its chain of snapshots, and deduplicate them."""
     raw = store / "base"
     with raw.open("wb") as file:
         for _ in range(DATA_MIB):
@@ -120,14 +121,14 @@ def make(store: pathlib.Path, disk_format: str, say: harness.Say) -> Line:
 
 
 def writes(number: int) -> Iterator[str]:
-    """Yield what QEMU writes for a snapshot: 2 MiB here and there over all of the disk."""
+    """Yield QEMU's writes for a snapshot: 2 MiB at places all over the disk."""
     places = random.Random(number).sample(range(DISK_MIB // 2), CHANGED_MIB // 2)
     for place in sorted(places):
         yield f"write -P {number + 1} {place * 2 * MIB} {2 * MIB}"
 
 
 def share(image: composed_lines.Image, base: composed_lines.Image, bytes_s: int) -> int:
-    """Let an image share room with its base, as the listener does."""
+    """Deduplicate an image with its base, as the listener does."""
     with (
         image.chunk_map() as own_map,
         base.chunk_map() as base_map,
@@ -144,13 +145,13 @@ def _wait(seconds: float) -> bool:
 
 
 def share_on(image: composed_lines.Image, base: composed_lines.Image, bytes_s: int) -> None:
-    """Share again and again, until this process is ended."""
+    """Deduplicate repeatedly, until this process is killed."""
     while True:
         share(image, base, bytes_s)
 
 
 def read(line: Line, say: harness.Say) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the last snapshot, and a copy of it, in turns; and then while its room is shared."""
+    """Read the last snapshot and a copy in turns; then during deduplication."""
     base, image = line.images[-2:]
     copy = image.path.with_name("copy")
     file_systems.run("cp", "--reflink=never", "--sparse=auto", image.path, copy)
@@ -173,7 +174,7 @@ def read(line: Line, say: harness.Say) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def busy_and_idle(path: pathlib.Path, process: int, turn: int) -> dict[str, float]:
-    """Read here and there while a process shares and while it does not, in turns of some reads."""
+    """Read at random while a process deduplicates and while it is stopped, in turns."""
     took = {"busy": 0.0, "idle": 0.0}
     for part in range(PARTS):
         for name, number in in_turn(part, [("busy", signal.SIGCONT), ("idle", signal.SIGSTOP)]):
@@ -190,18 +191,18 @@ def in_turn(turn: int, both: list[T]) -> list[T]:
 
 
 def ratio(took: dict[str, list[float]], one: str, other: str) -> float:
-    """Return the median of what one way took over the other, turn by turn."""
+    """Return the median, over turns, of one way's time over the other's."""
     return statistics.median(a / b for a, b in zip(took[one], took[other], strict=True))
 
 
 @contextlib.contextmanager
 def sharing(image: composed_lines.Image, base: composed_lines.Image) -> Iterator[int]:
-    """Share the room of an image again and again in a process; yield its number."""
+    """Deduplicate an image repeatedly in a process; yield its pid."""
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=share_on, args=(image, base, MIB_S * MIB), daemon=True)
     process.start()
     try:
-        time.sleep(5.0)  # it has begun
+        time.sleep(5.0)  # it has started
         assert process.pid
         yield process.pid
     finally:
@@ -210,9 +211,9 @@ def sharing(image: composed_lines.Image, base: composed_lines.Image) -> Iterator
 
 
 def seconds_of(paths: Sequence[pathlib.Path], seed: int, reads: int = READS) -> list[float]:
-    """Return how long reads all over each of some files take, with nothing of them in memory.
+    """Return the times of uncached reads at places all over some files.
 
-    Each place is read in one file after the other, so that all see the same machine.
+    Each place is read in one file after the other, under the same machine load.
     """
     dice = random.Random(seed)
     last = paths[0].stat().st_size // max(READ_BYTES) - 1

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P15: how fast one host reads an image that one other host has, and that four others share.
+"""P15: the rate of reading an image from one peer, four and sixteen.
 
-Links are unshaped (loopback), and the reader is as in P8: a cold agent, reads of 1 MiB one
-after the other past the kernel's page cache; every chunk is fetched, checked and stored.
-Givers have in their caches what they are the home of, and nothing else.  Beside it, in turns:
-the same bytes by plain Python (:mod:`evaluation.bench.plain_sockets`), which is what this
-machine allows, and the other modes of ``peer_security``.  The fastest of ROUNDS turns counts,
-with the processor time of that turn, both ends together: what else runs can only take away.
+Links are unshaped (loopback), and the reader is as in P8: a cold agent, sequential reads of 1 MiB
+with O_DIRECT; every chunk is fetched, checked and stored.  Peers cache
+only the chunks of which they are the home.  Comparisons, in turns: the same bytes by plain Python
+(:mod:`evaluation.bench.plain_sockets`), this machine's limit, and the other modes of
+``peer_security``.  The fastest of ROUNDS turns counts, with the processor time of that turn, both
+ends together: other load can only slow a turn down.
 
-A busy peer answers more slowly than the source, a file of this machine, and a guest's read then
-goes to the source first (``source_first``): each turn says which share came from peers.
+A busy peer responds more slowly than the source, a file of this machine, and a guest's read then
+tries the source first (``source_first``): each turn reports the share from peers.
 
-ACSTOR_BENCH_P15_MIB sets the length of the image, for a try.
+ACSTOR_BENCH_P15_MIB sets the length of the image, for a trial.
 """
 
 import concurrent.futures
@@ -69,7 +69,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def words(peers: int) -> str:
-    """Say how many peers there are.
+    """Return the number of peers in words.
 
     >>> words(1), words(4)
     ('1 peer', '4 peers')
@@ -78,7 +78,7 @@ def words(peers: int) -> str:
 
 
 def told(figures: loopback.Figures) -> str:
-    """Say what one turn took, and of an agent's turn where the bytes came from.
+    """Return a turn's measurements in words, with origins for an agent's turn.
 
     >>> told({"gb_per_s": 0.18, "cpu_s_per_gb": 9.3, "peers_share": 0.742, "source_first": 21})
     '0.18 GB/s, 9.30 CPU s/GB, 74 % from peers, 21 reads went to the source first: it was faster'
@@ -92,7 +92,7 @@ def told(figures: loopback.Figures) -> str:
 
 
 class Play:
-    """Turns of one mode with one number of givers, which are warm from the start."""
+    """Turns of one mode with a number of peers, whose caches are warm."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class Play:
         self._givers = [f"giver{number}" for number in range(1, peers + 1)]
 
     def turns(self, rounds: int) -> list[tuple[str, loopback.Figures]]:
-        """Return what each turn took, by agents and by plain Python.
+        """Return the measurements of each turn, by agents and by plain Python.
 
-        :raises harness.CannotRun: bytes did not come
+        :raises harness.CannotRun: bytes did not arrive
         """
         image_map = self._images.map_of(self._image_id)
         vnodes = {**dict.fromkeys(self._givers, loopback.HOME_VNODES), "reader": 1}
@@ -143,7 +143,7 @@ class Play:
 def shares(
     image_map: chunk_map.ChunkMap, table: hash_ring.Ring, hosts: Sequence[str]
 ) -> list[list[int]]:
-    """Return which chunks each of some hosts is the home of, by their numbers."""
+    """Return the chunk numbers that have each of these hosts as home."""
     found: dict[str | None, list[int]] = {name: [] for name in hosts}
     cids = image_map.cids_between(0, len(image_map))
     names = segments.names(cids, [*map(ids.oid_of, cids)], table.segment_chunks)
@@ -155,7 +155,7 @@ def shares(
 
 
 def spans(numbers: Sequence[int], cut: geometry.Geometry) -> list[tuple[int, int]]:
-    """Return the reads that get chunks, neighbours together."""
+    """Return the reads for chunks; consecutive chunks share a read."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         start, length = cut.chunk_offset(number), cut.chunk_length(number)
@@ -171,7 +171,7 @@ def spans(numbers: Sequence[int], cut: geometry.Geometry) -> list[tuple[int, int
 def warm(
     givers: Sequence[agents.Agent], image_id: ids.ImageId, wanted: Sequence[list[tuple[int, int]]]
 ) -> None:
-    """Let each giver read its share, all at once, and store it.
+    """Let all peers read and store their shares in parallel.
 
     :raises harness.CannotRun: one could not
     """
@@ -192,7 +192,7 @@ def _rate(figures: loopback.Figures) -> float:
 
 
 def draw(picture: figure.Figure, best: dict[str, dict[str, loopback.Figures]]) -> None:
-    """Draw rates and processor time of each way, those from one peer beside those from more."""
+    """Draw rates and CPU time of each way, with one peer and with more."""
     panels = {"gb_per_s": "GB/s", "cpu_s_per_gb": "CPU seconds per GB, both ends"}
     for axes, (key, label) in zip(picture.subplots(1, 2), panels.items(), strict=True):
         for number, (peers, ways) in enumerate(best.items()):

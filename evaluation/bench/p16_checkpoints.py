@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P16: checkpoints of a guest that writes: what leaves the host, and what the guest notices.
+"""P16: checkpoints of a writing guest: the host's sent bytes, the guest's delay.
 
-The lab's Debian guest runs on real libvirt; a program in it writes random bytes to its disk,
-behind its file system, and tells how long that took.  Two vaults keep the checkpoints; their
-folders are in memory, since those of other hosts are not on this one's disk.  All ways take turns
-on one guest.
+The lab's Debian guest runs on real libvirt; a program in it writes random bytes to its disk, behind
+its file system, and reports its times.  Two vaults hold the checkpoints; their folders are in
+memory, since other hosts' vaults are not on this host's disk.  All ways take turns on one guest.
 
-P16: the guest writes 5 MB/s, each chunk once, while one checkpoint after the other is taken.  What
-left the host for each copy, as the kernel counts it on a link to the vaults, over what the guest
-wrote.
+P16: the guest writes 5 MB/s, each chunk once, during repeated checkpoints.  The bytes sent per
+copy, by the kernel's counter of a link to the vaults, over the bytes that the guest wrote.
 
-P16b: the guest writes as fast as it can and flushes each MiB, over clusters that its disk has.
-Time while all of the disk is read for a checkpoint at the option's rate, over the time
-without.  Beside it, the same while the moment is shown and nobody reads: what is QEMU's own.
+P16b: the guest writes at full speed and flushes each MiB, over allocated clusters.  Its time while
+the whole disk is read for a checkpoint at the option's rate, over the time without.  The comparison
+is the time while a point in time is exposed without a reader: QEMU's own share.
 
-P16c: the guest writes 5 MB/s.  Its longest write while checkpoints are taken, less that without.
+P16c: the guest writes 5 MB/s.  Its longest write during checkpoints, less that without.
 """
 
 import base64
@@ -63,9 +61,9 @@ RATE_BYTES_S = int(
 MIB = geometry.MIB
 DISK_BYTES = 4096 * MIB
 BEHIND_BYTES = 2048 * MIB
-"""Where the guest's file system has ended."""
+"""The end of the guest's file system."""
 OWN_BYTES = 256 * MIB
-"""That the disk has of its own, and a checkpoint of all of it reads."""
+"""Allocated bytes of the disk, which a full checkpoint reads."""
 FAST_BYTES = 256 * MIB
 PACE_BYTES_S = 5_000_000
 PACED_BYTES = 50 * MIB
@@ -96,14 +94,14 @@ printf "%.6f %.6f\\n", now() - $begin, $longest;
 
 
 class Written(NamedTuple):
-    """What the guest says of its writes."""
+    """The guest's report of its writes."""
 
     seconds: float
     longest_s: float
 
 
 class Guest:
-    """The guest, at its shell."""
+    """The guest, through its shell."""
 
     def __init__(self, made: domain.Domain, shell: console.Console) -> None:
         self.domain, self._shell = made, shell
@@ -113,7 +111,7 @@ class Guest:
         self._shell.run("base64 -d /tmp/writer.b64 > /tmp/writer")
 
     def write(self, at: int, size_bytes: int, rate_bytes_s: int, flush: int) -> Written:
-        """Have it write, and wait for that."""
+        """Let it write, and wait for the end."""
         said = self._shell.run(f"perl /tmp/writer {at} {size_bytes} {rate_bytes_s} {flush}")
         return Written(*map(float, said.split()))
 
@@ -136,7 +134,7 @@ def run(say: harness.Say) -> harness.Result:
 def _began(
     stack: contextlib.ExitStack, folder: pathlib.Path, say: harness.Say
 ) -> tuple[checkpoints.Lab, Guest]:
-    """Start vaults and the guest, whose disk has as much of its own as is to be read."""
+    """Start vaults and the guest, whose disk has OWN_BYTES allocated."""
     image = guest_image.ensure(say)
     host = stack.enter_context(domain.libvirt_host())
     line = f"<serial type='unix'><source mode='bind' path='{folder}/console'/></serial>"
@@ -147,7 +145,7 @@ def _began(
     memory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
     lab = checkpoints.Lab(memory / "lab", host, made.mirrors, COPIES)
     lab.options.rate_bytes_s = RATE_BYTES_S
-    (folder / "sockets").mkdir()  # scratch files are on the disk
+    (folder / "sockets").mkdir()  # scratch files are on disk
     (memory / "lab" / "sockets").symlink_to(folder / "sockets")
     stack.enter_context(lab)
     lab.know(made, geometry.DEFAULT_CHUNK_BYTES)
@@ -163,7 +161,7 @@ def _began(
 
 
 def _whole(it: Guest, owner: checkpoints.Host, say: harness.Say) -> dict[str, float]:
-    """Take the first checkpoint; return what that cost beside the vaults and QEMU."""
+    """Take the first checkpoint; return its cost without vaults and QEMU."""
     began_s, cpu_s = time.monotonic(), time.process_time()
     read_bytes = take(owner, it).read_bytes
     found = {
@@ -180,7 +178,7 @@ def _whole(it: Guest, owner: checkpoints.Host, say: harness.Say) -> dict[str, fl
 def _beyond_a_link(
     lab: checkpoints.Lab,
 ) -> Iterator[tuple[network.Network, checkpoints.Options]]:
-    """Put a link before the vaults that counts; yield the options of a host that uses it."""
+    """Put a counted link in front of the vaults; yield a host's options for it."""
     with network.Network(hosts=1) as net, contextlib.ExitStack() as stack:
         ports = {}
         for name, port in lab.options.vaults.items():
@@ -197,7 +195,7 @@ def _paced_turn(
     turn: int,
     say: harness.Say,
 ) -> dict[str, Any]:
-    """Let the guest write at its pace, without and with checkpoints."""
+    """Let the guest write at its rate, without and with checkpoints."""
     at = BEHIND_BYTES + OWN_BYTES + 2 * turn * PACED_BYTES
     alone = it.write(at, PACED_BYTES, PACE_BYTES_S, FLUSH_BYTES)
     take(owner, it)
@@ -222,10 +220,10 @@ def _paced_turn(
 
 
 class Takes:
-    """Context manager: checkpoints are taken, one after the other, until the block ends.
+    """Context manager: takes checkpoints in sequence during the block.
 
-    :param take: returns how many bytes were read
-    :raises errors.AcstorError: one could not be taken, though nobody had given it up
+    :param take: returns the number of bytes read
+    :raises errors.AcstorError: one failed without being cancelled
     """
 
     def __init__(self, take: Callable[[], int], pause_s: float) -> None:
@@ -235,12 +233,12 @@ class Takes:
         self._failure: errors.AcstorError | None = None
 
     def __enter__(self) -> "Takes":
-        """Begin."""
+        """Start."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End after the one that is on."""
+        """Stop after the current one."""
         self._ended.set()
         self._thread.join(DEADLINE_S)
         self.check()
@@ -254,7 +252,7 @@ class Takes:
                 return
 
     def give_up(self, owner: checkpoints.Host) -> None:
-        """Begin no other one, and give up the one that is on."""
+        """Start no further one, and cancel the current one."""
         self.check()
         self._ended.set()
         owner.ended.set()
@@ -263,7 +261,7 @@ class Takes:
         owner.ended.clear()
 
     def check(self) -> None:
-        """Look whether one has failed."""
+        """Check whether one has failed."""
         if self._failure is not None:
             raise self._failure
 
@@ -271,9 +269,9 @@ class Takes:
 def _fast_turn(
     it: Guest, owner: checkpoints.Host, turn: int, say: harness.Say
 ) -> dict[str, Written]:
-    """Let the guest write as fast as it can: alone, beside a moment, beside a checkpoint.
+    """Let the guest write at full speed: alone, beside an export, beside a checkpoint.
 
-    Each turn begins with another way, so that a machine that becomes slower favours none.
+    Each turn starts with another way, so that a slowing machine favours none.
     """
     ways = {"alone": _nothing, "shown": _shown, "read": _read}
     found = dict.fromkeys(ways, Written(0.0, 0.0))
@@ -304,7 +302,7 @@ def _shown(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _read(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
-    """Read the whole disk as long as the block lasts, and give up what is on then."""
+    """Read the whole disk during the block, and cancel the current read at its end."""
 
     def again() -> int:
         drop(owner, it)
@@ -321,7 +319,7 @@ def _read(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
 
 
 def drop(owner: checkpoints.Host, it: Guest) -> None:
-    """Let the disk begin anew, with another key, so that all of it is read and sent."""
+    """Reset the disk's state, with another key, so that all of it is read and sent."""
     state = owner.states.load(it.domain.instance)
     if state is None:
         return
@@ -344,7 +342,7 @@ def server_of(owner: checkpoints.Host, it: Guest) -> domain_xml.Server:
 
 
 def sent_by(net: network.Network) -> int:
-    """Return how many bytes have left the host for the vaults."""
+    """Return the bytes sent by the host to the vaults."""
     return net.link_bytes()[net.hosts[0].name].sent
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P16d: checkpoints of three honest hosts beside a fourth one that is hostile, in a dozen minutes.
+"""P16d: checkpoints of three honest hosts under attack by a fourth one.
 
-Each honest host has its real daemon and vault, and two guests of a real libvirt that write and
-have a checkpoint every two minutes, one of the six every 20 s.  The hostile host has a
-certificate, a vault that the ring prefers, and a guest on an honest host.  It attacks in one way
-after the other.  The value is how long an honest guest waited beyond its interval, in intervals,
-at worst.
+Each honest host has its real daemon and vault, and two guests of a real libvirt that write and have
+a checkpoint every two minutes, so one of the six every 20 s.  The hostile host has a certificate, a
+vault that the ring prefers, and a guest on an honest host.  It runs a dozen attacks in sequence.
+The value is the longest delay of an honest guest's checkpoint beyond its interval, in intervals.
 """
 
 import collections
@@ -54,29 +53,29 @@ from tests.lab.openstack import machine
 
 HONEST, HOSTILE = ("h1", "h2", "h3"), "h4"
 GUESTS = 2
-"""Of each honest host."""
+"""Per honest host."""
 INTERVAL_S = 120.0
-"""As the lab's flavor says."""
+"""As in the lab's flavor."""
 REST_S = float(os.environ.get("ACSTOR_BENCH_P16D_REST_S", str(INTERVAL_S)))
 ATTACK_S = float(os.environ.get("ACSTOR_BENCH_P16D_S", "30"))
 HOLDING_S = ATTACK_S + 35.0
-"""Of an attack by a holder: longer than a holder has for a request (``HolderLimits.slack_s``)."""
+"""Of a holder's attack: longer than a request's limit (``HolderLimits.slack_s``)."""
 SETTLES_S = 300.0
-"""An attack begins when no checkpoint is late by more than IN_TIME intervals, or failed last."""
+"""Longest wait before an attack until all checkpoints are in time and successful."""
 IN_TIME = 0.1
 MEANWHILE = 2
-"""Checkpoints that are taken in each attack; it goes on for an interval more, if need be."""
+"""Checkpoints during each attack, which lasts up to one more interval for them."""
 MIB, CHUNK = geometry.MIB, geometry.DEFAULT_CHUNK_BYTES
 DISK_BYTES, BASE = 16 * MIB, bytes(2 * MIB)
 NOVA_S = 0.2
 FLOODERS = 32
 SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
-"""That Nova is asked for, whoever registers."""
+"""Nova is asked for this server at any registration."""
 NAMED = b"\n".join(str(uuid.uuid4()).encode() for _ in range(quota.MAX_DISKS))
 
 
 class Places(holder_pool.HolderPool):
-    """Holders as the ring gives them, the hostile host first; each is at a port of its own."""
+    """Holders by the ring, the hostile host first; each has its own port."""
 
     def __init__(self, vault: vaults.Vault, ports: dict[str, int]) -> None:
         listed = (
@@ -93,7 +92,7 @@ class Places(holder_pool.HolderPool):
         return super().choose_holders(disk, copies, [ids.HostId(HOSTILE), *current])
 
     def forgive(self) -> None:
-        """Choose hosts that failed again."""
+        """End the backoff of failed hosts."""
         self._backoffs.clear()
 
     def _address(self, _ring: hash_ring.Ring, host: ids.HostId) -> str:
@@ -101,9 +100,9 @@ class Places(holder_pool.HolderPool):
 
 
 class Host:
-    """An honest host: its daemon, and the guests that it knows.
+    """An honest host: its daemon and its guests.
 
-    :param asked: asks Nova before a checkpoint is registered, as the decision service does
+    :param asked: a Nova client, used before a registration as in the decision service
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Host:
         raise errors.DecisionUnreachable("the message bus", "others wait for Nova")
 
     def collect(self) -> None:
-        """Collect garbage at all hosts, once, as the product does each hour."""
+        """Collect garbage at all hosts once, as the product does each hour."""
         host, states = ids.HostId(self.name), self.host.states
         garbage_collection.GarbageCollection(
             host, states, self.places, self.kept, self.daemon, self.ended
@@ -151,7 +150,7 @@ class Host:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Run workers and what watches scratch files in the block."""
+        """Run workers and the monitor of scratch files for the block."""
         work = [lambda: self.host.scratch.run(self.ended)] + [self.daemon.run] * worker_pool.WORKERS
         with threads(*work):
             try:
@@ -164,7 +163,7 @@ class Host:
 
 @contextlib.contextmanager
 def threads(*work: Callable[[], Any]) -> Iterator[None]:
-    """Do each in a thread of its own; wait for their ends behind the block."""
+    """Run functions in threads; wait for their ends after the block."""
     started = [threading.Thread(target=one) for one in work]
     for thread in started:
         thread.start()
@@ -215,29 +214,29 @@ class Cloud:
         return Host(options, Places(self.vaults[name], self.ports), guests, self.nova)
 
     def honest(self) -> list[tuple[Host, domain_lab.Domain]]:
-        """Return guests whose checkpoints are to be in time, in the order of their arrival."""
+        """Return the honest guests, whose checkpoints must be in time, in order of start."""
         return [(host, host.guests[number]) for number in range(GUESTS) for host in self.hosts]
 
     def late(self) -> float:
-        """Return how long one of them has waited beyond its interval at most, in intervals."""
+        """Return the longest delay of one of them beyond its interval, in intervals."""
         waited = {host.name: host.daemon.overdue_s() for host in self.hosts}
         return max(waited[h.name].get(g.instance, 0.0) for h, g in self.honest()) / INTERVAL_S
 
     def failing(self) -> bool:
-        """Say whether the last attempt at a checkpoint of one of them failed."""
+        """Return whether the last checkpoint attempt of one of them failed."""
         here = {guest.instance for _, guest in self.honest()}
         failing = [one for host in self.hosts for one in host.daemon.failures.failing_servers(None)]
         return any(one.instance_id in here for one in failing)
 
     def taken(self) -> int:
-        """Return how many checkpoints of them are registered."""
+        """Return the number of their registered checkpoints."""
         here = {guest.instance for _, guest in self.honest()}
         return sum(one.instance_id in here for h in self.hosts for one in h.host.registered())
 
 
 @contextlib.contextmanager
 def slow_nova() -> Iterator[nova_client.NovaClient]:
-    """Yield a Nova that takes its time for each answer."""
+    """Yield a client of a slow Nova."""
     told = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
     def slow(handler: Any, wanted: http_server.Asked) -> None:
@@ -260,7 +259,7 @@ Work = Callable[[Ended], None]
 
 @contextlib.contextmanager
 def until_end(*work: Work) -> Iterator[None]:
-    """Do each again and again in a thread of its own, until the block ends."""
+    """Run functions repeatedly in threads, until the block ends."""
     ended = Ended()
 
     def again(one: Work) -> None:
@@ -330,7 +329,7 @@ def small_chunks(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
 def holding(
     cloud: Cloud, answer: Callable[[Any, str, Any], bytes | None], status: int = 200
 ) -> Iterator[None]:
-    """Be the holder that the hostile host is."""
+    """Serve the hostile host's vault for the block."""
     port = cloud.ports[HOSTILE]
     with hostile_holder.HostileHolder(
         cloud.folder / HOSTILE / "identity",
@@ -418,7 +417,7 @@ ATTACKS: dict[str, tuple[Attack, float]] = {
 
 @harness.measures("P16d")
 def run(say: harness.Say) -> harness.Result:
-    """Attack in one way after the other, and look how late checkpoints are."""
+    """Run all attacks in sequence, and measure the delay of checkpoints."""
     found = {}
     with contextlib.ExitStack() as stack:
         folders = stack.enter_context(runs.Run())
@@ -453,7 +452,7 @@ def _attacked(
     seconds: float,
     arrivals: list[tuple[Host, domain_lab.Domain]],
 ) -> tuple[float, int]:
-    """Return the largest lateness while an attack goes on, and how many checkpoints were taken."""
+    """Return the longest delay during an attack, and the number of checkpoints."""
     taken, late, arrives_s = cloud.taken(), 0.0, time.monotonic()
     until_s = arrives_s + seconds
     with attack(cloud):

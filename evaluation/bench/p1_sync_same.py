@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P1, P1b, P1c, P1d: Sync-Same of Nicolae 2016 (4.3.1): all hosts read the same region at once.
+"""P1, P1b, P1c, P1d: Sync-Same of Nicolae 2016 (4.3.1): concurrent reads.
 
-Beside acstor, in the same run: acstor with no prefetch and with prefetch without
-a limit; every host reading from the source directly on demand; a broadcast of
-the whole image by BitTorrent, then reading; and a copy of the whole image to
-each host, then reading.  The two that take as many times longer as there are
-hosts play a smaller copy of the pattern (see :mod:`evaluation.bench.patterns`).
+Comparisons in the same run: acstor without prefetch and with unlimited prefetch; each host reading
+on demand from the source; a broadcast of the whole image by BitTorrent, then reading; and a copy of
+the whole image to each host, then reading.  The two whose time grows with the number of hosts use
+a smaller copy of the pattern (see :mod:`evaluation.bench.patterns`).
 
-P1d is the pattern where links are fast and the processor limits: four hosts, 1 Gbit/s.
+P1d is the pattern with fast links and the processor as the limit: four hosts, 1 Gbit/s.
 
-ACSTOR_BENCH_HOSTS=1,2,4,8,16,32 adds a series over the number of hosts, with
-links that two cores can fill; then the picture is that series.
-ACSTOR_BENCH_SECURITY=insecure adds acstor in these modes of
-``peer_security``; without it hosts have certificates, as they do off loopback.
+ACSTOR_BENCH_HOSTS=1,2,4,8,16,32 adds a series over the number of hosts, with links that two cores
+can fill; then the picture is that series.  ACSTOR_BENCH_SECURITY=insecure adds acstor in these
+modes of ``peer_security``; by default hosts have certificates, as they do off loopback.
 """
 
 import functools
@@ -36,7 +34,7 @@ FAST_HOSTS, FAST_MBIT, FAST_BYTES = 4, 1000, 256 * geometry.MIB
 SERIES_VARIABLE = "ACSTOR_BENCH_HOSTS"
 SECURITY_VARIABLE = "ACSTOR_BENCH_SECURITY"
 SERIES_SUM_MBIT = 400
-"""What two cores carry, all links of hosts together."""
+"""The sum of all hosts' links that two cores can fill."""
 SERIES_LIMIT_S = 5
 
 
@@ -76,7 +74,7 @@ def run(say: harness.Say) -> harness.Result:
 
 @harness.measures("P1d")
 def run_fast(say: harness.Say) -> harness.Result:
-    """Let four hosts read 256 MiB over fast links: on one ring, and each alone."""
+    """Let four hosts read 256 MiB over fast links: on one ring, and without."""
     full = patterns.sync_same(FAST_HOSTS, FAST_MBIT, FAST_BYTES, FAST_BYTES)
     ways: dict[str, tuple[patterns.Way, patterns.Pattern]] = {
         "acstor": (patterns.with_acstor, full),
@@ -93,7 +91,7 @@ def run_fast(say: harness.Say) -> harness.Result:
 
 
 def series(counts: list[int], say: harness.Say) -> dict[str, dict[str, Any]]:
-    """Play Sync-Same with these numbers of hosts: on one ring, and each host alone."""
+    """Run Sync-Same with these numbers of hosts: on one ring, and without."""
     sweep: dict[str, dict[str, Any]] = {"acstor": {}, "direct": {}} if counts else {}
     for hosts in counts:
         link_mbit = min(100.0, SERIES_SUM_MBIT / hosts)
@@ -109,7 +107,7 @@ def series(counts: list[int], say: harness.Say) -> dict[str, dict[str, Any]]:
 
 
 def draw(picture: figure.Figure, found: dict[str, Any], sweep: dict[str, dict[str, Any]]) -> None:
-    """Draw the ways side by side, or the series if there is one."""
+    """Draw the ways, or the series if there is one."""
     title = f"Sync-Same: {HOSTS} hosts read {REGION_BYTES >> 20} MiB, links {LINK_MBIT} Mbit/s"
     if sweep:
         pictures.over_hosts(picture, "Sync-Same over the number of hosts", sweep)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P2: Shifted-Same of Nicolae 2016 (4.3.2): hosts read the same region, one starts after the other.
+"""P2: Shifted-Same of Nicolae 2016 (4.3.2): hosts start reading in sequence.
 
-The first host is the seed of all others: it can only have the source.  So the
-second figure is the mean over the others.  A host's throughput is what it read
-by the time from its own start to its own end; it may exceed the link's rate,
-since bytes may be there before they are read.  Ways as in P1.
+All read the same region.  The first host seeds all others and can only use the source, so the
+second figure is the mean over the others.  A host's throughput is its read bytes over the time from
+its own start to its own end; it may exceed the link's rate, since bytes may have arrived before.
+Ways as in P1.
 """
 
 import statistics

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P3: Sync-Disjoint of Nicolae 2016 (4.3.3): each host reads a region that nobody else reads.
+"""P3: Sync-Disjoint of Nicolae 2016 (4.3.3): each host reads a region of its own.
 
-Nothing can be shared, so the question is what collaboration costs.  The first
-figure is the time of all hosts with one ring over their time without any, the
-median of some turns of each, taken alternately.
+Nothing can be shared, so it measures the overhead of collaboration.  The first figure is the time
+of all hosts with one ring over their time without, the median of alternate turns.
 
-The second is what was moved to hosts and not read there, over what was read.
-From ``status``: the bytes of ``fetched`` from source, home and peer are what an
-agent moved to its host for the host itself, on demand, ahead of its reader or
-because others advertised it; less the length of the host's own region, of which
-every chunk has to be moved once.  What a home reads from the source for another
-host is in that host's ``fetched``, not in its own, so it is no waste.  A home
-that has read a chunk of its own region for somebody else, who prefetched it,
-need not move it again; that chunk would be missing here, and it is waste of the
-other one, which is counted there.  The read-ahead of a sequential reader that
-stops counts like any other prefetch.
+The second is the bytes fetched for hosts and not read there, over the bytes read.  From ``status``:
+``fetched`` from source, home and peer are the bytes that an agent fetched for its own host, on
+demand, by read-ahead or by prefetch; less the length of the host's own region, which must be
+fetched once.  A home's reads from the source for another host are in that host's ``fetched``, not
+in its own, so they are no waste.  A home that has read a chunk of its own region for another host's
+prefetch need not fetch it again; that chunk is missing here, and counts as waste at the other host.
+The read-ahead of a sequential reader that stops counts like any other prefetch.
 """
 
 import statistics
@@ -30,7 +26,7 @@ from evaluation.bench import pictures
 
 HOSTS = 8
 LINK_MBIT = 100
-"""The source's link is the limit: the hosts together carry twice that, whatever theirs could."""
+"""The source's link is the limit: the hosts' links carry twice that."""
 REGION_BYTES = 32 * geometry.MIB
 TURNS = 2
 BROADCAST_DIVISOR = 4
@@ -60,7 +56,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def draw(picture: figure.Figure, found: dict[str, Any]) -> None:
-    """Draw the ways; what is above the line of the last panel was not read."""
+    """Draw the ways; bytes above the line of the last panel were not read."""
     title = (
         f"Sync-Disjoint: {HOSTS} hosts read {REGION_BYTES >> 20} MiB each, links {LINK_MBIT} Mbit/s"
     )

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P4: exchange by content across images, the scenario of Nicolae, Karve, Kochut 2015 (IV).
+"""P4: exchange by content across images, as in Nicolae, Karve, Kochut 2015 (IV).
 
-Hosts of two groups each read one package; it is the same package, in two
-different ext4 images, elsewhere in each.  The images are written through a
-mounted file system (:mod:`tests.lab.common_images`); which share of the chunks
-that are read is the same in both is measured and kept with the result, for no
-exchange can do better than that share allows.
+Hosts of two groups each read one package, the same in two different ext4 images, at different
+offsets.  The images are written through a mounted file system (:mod:`tests.lab.common_images`); the
+share of equal chunks among the read ones is measured and stored with the result, since it limits
+any exchange.
 
-The paper's three ways: every host alone (nfs-direct, played once: who shares
-nothing does not care what others read), a ring for each group (collab-simple),
-one ring for all (collab-dedup); for its three splits.  The first figure is the
-time of the groups apart over their time together, half and half.  The second is
-what looking at content costs one group that cannot gain by it: the time with
-exchange by content over that with the variant ``by-place``, the means of some
-turns taken alternately.
+The paper's three ways: hosts without a ring (nfs-direct, run once: it does not depend on the
+split), a ring per group (collab-simple), one ring for all (collab-dedup); with its three splits.
+The first figure is the time of separate groups over their time together, half and half.  The second
+is the overhead of content lookups for one group without any gain: the time with exchange by content
+over that with the variant ``by-place``, the means of alternate turns.
 """
 
 import statistics
@@ -34,10 +31,10 @@ HOSTS = 8
 LINK_MBIT = 50
 COMMON_BYTES = 24 * geometry.MIB + 12_345
 SPLITS = {"all": 0, "25 %": HOSTS // 4, "50 %": HOSTS // 2}
-"""How many hosts read the second image."""
+"""Number of hosts that read the second image."""
 APART: dict[str, object] = {"variants": variants.Variant.BY_PLACE}
 SHARE_NEEDED = 0.95
-"""Where less is common the groups' times say nothing about exchange by content."""
+"""Below this common share, the groups' times do not measure exchange by content."""
 COST_TURNS = 3
 
 
@@ -94,7 +91,7 @@ class Scene:
         self._say = say
 
     def compare(self, split: str, others: int) -> dict[str, patterns.Outcome]:
-        """Play the ways that share with ``others`` hosts at the second image."""
+        """Run the ways with ``others`` hosts at the second image."""
         apart = [range(HOSTS - others), range(HOSTS - others, HOSTS)]
         ways: dict[str, tuple[list[range], dict[str, object]]] = {
             "together": ([range(HOSTS)], {}),
@@ -121,7 +118,7 @@ class Scene:
         return found
 
     def cost_percent(self) -> dict[str, Any]:
-        """Return what looking at content costs one group."""
+        """Return the overhead of content lookups for one group."""
         took: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(COST_TURNS):
             for is_on in (True, False) if turn % 2 else (False, True):
@@ -133,7 +130,7 @@ class Scene:
 
 
 def draw(picture: figure.Figure, found: dict[str, dict[str, patterns.Outcome]]) -> None:
-    """Draw completion and origins of each split and way, as the paper's figures 2 and 3."""
+    """Draw completion and origins by split and way, as the paper's figures 2 and 3."""
     picture.set_size_inches(14, 4.8)
     picture.suptitle(
         f"One package in two images: {HOSTS} hosts, links {LINK_MBIT} Mbit/s, "

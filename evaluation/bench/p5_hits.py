@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """P5: reads that hit the public cache, against bare pyfuse3 serving one file.
 
-All serve the same bytes from page cache and are read with O_DIRECT by one
-reader, in turns, so that whatever else the machine does hits all alike; each
-figure is the median of the turns' ratios.  The image's chunks came in the order
-in which they arrived, as they would on a host.
+All serve the same bytes from page cache to one reader with O_DIRECT, in turns, under the same
+machine load; each figure is the median of the turns' ratios.  The image's chunks are stored in
+order of arrival, as on a host.
 
-The figure is of an agent when boots are over and the disk's policy is ``none``.
-Beside it stand agents that record a boot, and whose disk I/O takes turns: what
-each of these costs a read that hits, which takes no part in either.
+The figure is that of an agent after all boots, with disk policy ``none``.  Comparisons are agents
+that record a boot, and agents with scheduled disk I/O: the overhead of each for a hit, which
+uses neither.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ AGENTS: dict[str, dict[str, object]] = {
     "recording": {"constants": LONG, "disk_policy": "none"},
     "scheduling": {"boot_memory_limit_bytes": 0, "disk_policy": "pregather"},
 }
-"""The agents that are measured, by what they do beside serving; ``acstor`` is the figure."""
+"""The measured agents, by activity besides serving; ``acstor`` is the figure."""
 
 
 @harness.measures("P5")
@@ -73,7 +72,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def over_bare(turns: list[dict[str, dict[str, float]]], which: str) -> tuple[float, float]:
-    """Return latency and rate of one agent over those of bare pyfuse3."""
+    """Return one agent's latency and rate over those of bare pyfuse3."""
     latency = statistics.median(t[which]["small_s"] / t["bare"]["small_s"] for t in turns)
     rate = statistics.median(t[which]["large_b_s"] / t["bare"]["large_b_s"] for t in turns)
     return latency, rate
@@ -94,7 +93,7 @@ def bare(path: pathlib.Path, mount_point: pathlib.Path) -> Iterator[pathlib.Path
 
 
 def measure(files: dict[str, int], seed: int, say: harness.Say) -> dict[str, dict[str, float]]:
-    """Take one turn: each file randomly and in order, in changing order of the files."""
+    """Take one turn: read each file randomly and sequentially, in changing order."""
     turn = {}
     for which in sorted(files, reverse=bool(seed % 2)):
         began = time.perf_counter()
@@ -115,7 +114,7 @@ def measure(files: dict[str, int], seed: int, say: harness.Say) -> dict[str, dic
 
 
 def randomly(fd: int, seed: int) -> None:
-    """Read 4 KiB here and there."""
+    """Read 4 KiB at random places."""
     rng = random.Random(seed)
     buffer = mmap.mmap(-1, SMALL)
     for _ in range(RANDOM_READS):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P5b: 4 KiB random reads of cached bytes, one and thirty-two at a time, beside other ways.
+"""P5b: 4 KiB random reads of cached bytes at queue depths 1 and 32.
 
-fio reads the same image for RUN_S from the page cache as a plain file, over NBD from qemu-nbd,
-from bare pyfuse3 and from an agent's mirror (``disk_policy`` none, boots over), past the page cache
-of the mounts; in turns, and the median of TURNS counts.
+fio reads the same image for RUN_S as a plain file in the page cache, over NBD from qemu-nbd, from
+bare pyfuse3 and from an agent's mirror (``disk_policy`` none, after boots), past the page cache of
+the mounts; in turns.  The median of TURNS counts.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ Figures = dict[str, float]
 
 @harness.measures("P5b")
 def run(say: harness.Say) -> harness.Result:
-    """Have fio read each way in turns."""
+    """Run fio with each way in turns."""
     for tool in ("fio", "qemu-nbd"):
         if shutil.which(tool) is None:
             raise harness.CannotRun(f"{tool} is not installed")
@@ -57,7 +57,7 @@ def run(say: harness.Say) -> harness.Result:
             "plain file": [
                 "--ioengine=io_uring",
                 f"--filename={image}",
-            ],  # libaio would wait for each
+            ],  # libaio would block on each
             "qemu-nbd": ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket}"],
             **{
                 way: ["--ioengine=libaio", "--direct=1", f"--filename={path}"]
@@ -95,7 +95,7 @@ def nbd(image: pathlib.Path, socket: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def fio(options: list[str], depth: int) -> Figures:
-    """Read at random for RUN_S; return the mean and p99 of latency in us, and reads a second.
+    """Read at random for RUN_S; return mean and p99 latency in us, and the read rate.
 
     :raises harness.CannotRun: fio failed
     """
@@ -125,7 +125,7 @@ def medians_of(turns: list[Figures]) -> Figures:
 
 
 def draw(picture: figure.Figure, medians: dict[tuple[str, int], Figures]) -> None:
-    """Draw reads a second of each way, a panel for each depth."""
+    """Draw reads per second of each way, a panel for each depth."""
     for axes, depth in zip(picture.subplots(1, len(DEPTHS)), DEPTHS, strict=True):
         found = {way: figures["iops"] for (way, its), figures in medians.items() if its == depth}
         bars = axes.bar(list(found), list(found.values()))

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P6: a guest that boots with its boot image ready; the reads of that boot; the boot image's size.
+"""P6: a guest's boot with a loaded boot image, its reads, the image's size.
 
-The boot image is made by the builder, from the lab's guest image.
+The builder makes the boot image from the lab's guest image.
 
-P6 boots the same guest, with the same options of QEMU, by turns from an agent whose
-boot image is in memory and whose cache has everything else, and from a raw file that
-lies in the page cache.  The page cache knows nothing of the agent's file when a
-guest begins, so each first read of the guest goes through the agent.
+P6 boots the same guest, with the same options of QEMU, in turns from an agent with the boot image
+in memory and all other chunks in its cache, and from a raw file in the page cache.  The page cache
+has nothing of the agent's file at the start, so each first read of the guest goes through the
+agent.
 
-P6a replays the boot trace, chunk after chunk and without think time, through an
-agent, through bare pyfuse3 with one file, and through an agent without a boot image
-whose source is at the other end of a shaped link.  A replay takes some tens of
-milliseconds, less than a busy machine's hiccups, so a turn is many replays.
+P6a replays the boot trace, chunk by chunk and without think time, through an agent, through bare
+pyfuse3 with one file, and through an agent without a boot image whose source is behind a shaped
+link.  A replay takes some tens of milliseconds, less than a busy machine's pauses, so a turn has
+many replays.
 
-Ways take turns in changing order; the first turn of each is not counted.  A figure is the
-median of the ratios of turns that were neighbours in time.  The ratio of the fastest
-ones, which others disturbed least, is in the results beside it.
+Ways take turns in changing order; the first turn of each is not counted.  A figure is the median of
+the ratios of neighbouring turns.  The ratio of the fastest turns, the least disturbed ones, is in
+the results as well.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ REPLAY_TURNS = 9
 REPLAYS_OF_A_TURN = 10
 LINK_MBIT = 100.0
 KEPT_S = 3600.0
-"""So long the boot image stays in memory though nobody boots."""
+"""The boot image stays in memory so long without a boot."""
 
 
 @harness.measures("P6", "P6a", "P6b")
@@ -82,7 +82,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def ratios(ours_s: Sequence[float], theirs_s: Sequence[float]) -> tuple[float, float]:
-    """Return the median of the ratios turn by turn, and the ratio of the fastest turns.
+    """Return the median of the turns' ratios, and the ratio of the fastest turns.
 
     >>> ratios([2.2, 9.0, 2.4], [2.0, 3.0, 2.0])
     (1.2, 1.1)
@@ -97,7 +97,7 @@ def ratios(ours_s: Sequence[float], theirs_s: Sequence[float]) -> tuple[float, f
 def replay_all(
     made: boots.Prepared, folder: pathlib.Path, say: harness.Say
 ) -> dict[str, list[float]]:
-    """Return the seconds of each replay, by where the bytes came from."""
+    """Return the seconds of each replay, by origin of the bytes."""
     trace = list(made.head.trace)
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(local.agent(folder / "replay", made.images))
@@ -124,7 +124,7 @@ def replay_all(
 
 
 def replay(path: pathlib.Path, trace: Sequence[int]) -> float:
-    """Read the chunks of a boot trace, past the page cache; return the seconds."""
+    """Read the chunks of a boot trace with O_DIRECT; return the seconds."""
     chunk_bytes = geometry.DEFAULT_CHUNK_BYTES
     buffer = mmap.mmap(-1, chunk_bytes)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -138,7 +138,7 @@ def replay(path: pathlib.Path, trace: Sequence[int]) -> float:
 
 
 def replay_remote(made: boots.Prepared, trace: Sequence[int]) -> float:
-    """Replay on a cold host without boot images whose source is behind a shaped link."""
+    """Replay on a cold host without boot images; its source is behind a shaped link."""
     with network.Network(hosts=1, link_mbit=LINK_MBIT, source_mbit=LINK_MBIT) as net:
         host = net.hosts[0]
         with image_server.ImageServer(net.source, made.images.folder) as server:
@@ -153,7 +153,7 @@ def replay_remote(made: boots.Prepared, trace: Sequence[int]) -> float:
 def boot_by_turns(
     made: boots.Prepared, folder: pathlib.Path, say: harness.Say
 ) -> dict[str, list[float]]:
-    """Boot from both places in changing order; return the seconds to the login prompt."""
+    """Boot from both in changing order; return the seconds to the login prompt."""
     found: dict[str, list[float]] = {"raw file": [], "acstor": []}
     kept = {tuned.BOOT_IDLE_S: KEPT_S}
     with local.agent(folder / "boots", made.images, constants=kept) as agent:
@@ -175,13 +175,13 @@ def boot_by_turns(
 
 
 def boot_raw(made: boots.Prepared, host: network.Host) -> float:
-    """Boot from the raw file, all of it in the page cache."""
+    """Boot from the raw file in the page cache."""
     boots.read_whole(made.image)
     return boots.login_s(host, made.image)
 
 
 def boot_acstor(made: boots.Prepared, host: network.Host, agent: agents.Agent) -> float:
-    """Boot from an agent that has the boot image in memory and everything else in its cache."""
+    """Boot from an agent with the boot image in memory and all else cached."""
     path = agent.image_path(made.image_id)
     boots.forget(path)
     boots.wait_ready(agent, made.image_id)

@@ -1,28 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P7: all hosts read one region beside uneven background traffic, with remap and without.
+"""P7: all hosts read one region beside uneven traffic, with remap and without.
 
-This is the pattern of Wu et al. 2017 (ACStor), 5.4: the traffic of hosts, in plus
-out, has a mean of 56 % of the link's rate and a coefficient of variation of 1.2.
-Some hosts are as busy as they can be; pairs of them send to each other at the same
-rate both ways.  The paper compares mean boot times, so here it is the mean time of
-the hosts' readings.  The matrix, the image and the order of reads are the same in
-all runs.
+This is the pattern of Wu et al.  2017 (ACStor), 5.4: the traffic of hosts, in plus out, has a mean
+of 56 % of the link's rate and a coefficient of variation of 1.2.  Some hosts have the maximum load;
+pairs of them send to each other at the same rate both ways.  The paper compares mean boot times, so
+here it is the mean time of the hosts' readings.  The matrix, the image and the order of reads are
+the same in all runs.
 
-A busy host's own download has only what its traffic leaves, whoever gives it.  So a
-busy and an idle host also download the region from the source, each alone, beside
-the same traffic; the mean over the hosts of these times is about what no exchange
-can beat.  P7 is the mean with remap, divided by it.
+A busy host's own download has only the rate that its traffic leaves, from any sender.  So a busy
+and an idle host also download the region from the source, each alone, beside the same traffic; the
+mean over the hosts of these times is approximately the lower bound of any exchange.  P7 is the mean
+with remap, divided by it.
 
-P7a is the gain: acstor without remap, divided by acstor with it, one option of the
-service.  The paper's 2.6 is against a cache whose hosts ask homes and nobody else.  So P7b is
-the paper's comparison: agents without advertisements, referrals, hedges and remap,
-against all of acstor.  P7c is what remap does to the CV of all traffic (Equation 2):
-of the bytes that hosts' links carry, both ways, while hosts read.  P7d is how many
-v-nodes moved, of those that had to.
+P7a is the gain: acstor without remap, divided by acstor with it, one option of the service.  The
+paper's 2.6 is against a cache whose hosts ask only homes.  So P7b is the paper's comparison: agents
+without advertisements, referrals, hedges and remap, against all of acstor.  P7c is the effect of
+remap on the CV of all traffic (Equation 2): of the bytes on hosts' links, both ways, while hosts
+read.  P7d is the number of moved v-nodes over the necessary ones.
 
-A real acstor-decision with a real broker decides.  Reading begins when the traffic
-has been there for some collections, and with remap when all agents have the new
-table.
+A real acstor-decision with a real broker decides.  Reading starts after some collections with the
+traffic, and with remap when all agents have the new table.
 """
 
 import contextlib
@@ -104,14 +101,14 @@ def run(say: harness.Say) -> harness.Result:
 def quotient(
     found: dict[str, dict[str, Any]], one: str, other: str, of: str = "mean_s", by: str = ""
 ) -> float:
-    """Return a figure of one run, divided by one of another (the same figure unless said)."""
+    """Return a figure of one run, divided by one of another (by default the same one)."""
     return float(found[one][of] / found[other][by or of])
 
 
 def outcome(
     images: collective.Images, shares: list[float], options: dict[str, object], remap: bool
 ) -> dict[str, Any]:
-    """Return how long each host read, and what v-nodes and links did meanwhile."""
+    """Return each host's read time, and the v-nodes and link bytes meanwhile."""
     hosts, region_bytes = len(shares), len(images.data(0))
     busy = [number for number, share in enumerate(shares) if share > MEAN]
     with running(images, options, remap, hosts) as scene, beside(scene.cloud.network, shares):
@@ -150,12 +147,12 @@ def outcome(
 
 
 def surplus(old: dict[str, int], new: dict[str, int]) -> int:
-    """Return the v-nodes that hosts have less than before, all together."""
+    """Return the sum of v-nodes that hosts have lost."""
     return sum(max(0, count - new.get(host, 0)) for host, count in old.items())
 
 
 class Scene(NamedTuple):
-    """Hosts with agents, and what the service knows of them."""
+    """Hosts with agents, and the service's data on them."""
 
     cloud: collective.Cloud
     service: decision.Service
@@ -189,7 +186,7 @@ def running(
 
 
 def settle(scene: Scene, remap: bool) -> None:
-    """Let the traffic be there for some collections; with remap, until all use the new table."""
+    """Keep the traffic for some collections; with remap, until all use the new table."""
     time.sleep(COLLECTIONS_BEFORE * COLLECTION_S)
 
     def have_followed() -> bool:
@@ -201,9 +198,9 @@ def settle(scene: Scene, remap: bool) -> None:
 
 
 def alone(cloud: collective.Cloud, busy: list[int]) -> float:
-    """Return what the mean host needs for the region from the source while no other host reads.
+    """Return the mean time for the region from the source without other readers.
 
-    One busy host and one idle one are measured; there is no more difference between hosts.
+    It measures one busy and one idle host, since hosts do not differ otherwise.
     """
     url = f"{cloud.server.url}/{cloud.images.path(0).name}"
     hosts = len(cloud.network.hosts)
@@ -221,7 +218,7 @@ def alone(cloud: collective.Cloud, busy: list[int]) -> float:
 def beside(
     net: network.Network, shares: list[float], link_mbit: float = LINK_MBIT
 ) -> Iterator[None]:
-    """Send what hosts are to carry: hosts that are equally busy send to each other in a circle."""
+    """Send the hosts' traffic: equally busy hosts send to each other in a ring."""
     with contextlib.ExitStack() as stack:
         for share in sorted(set(shares)):
             group = [host for host, own in zip(net.hosts, shares, strict=True) if own == share]

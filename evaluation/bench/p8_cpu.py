@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P8: what a gigabyte costs the hosts' processors: from a peer, the cache and a file source.
+"""P8: the CPU cost of a gigabyte from a peer, the cache and a file source.
 
-Links are unshaped (loopback) and the reader goes through the image once in
-1 MiB reads.  The processor time is that of whole agents, supervisors included:
-of the one that reads for the cache, of both ends for the peer, where every
-chunk is fetched, checked and stored, in each of the modes of ``peer_security``.
-The same image read from a file source stands beside it, and so does plain Python
-that moves, checks and stores the same bytes (:mod:`evaluation.bench.plain_sockets`), the
-least that this machine allows.  The modes take turns, and the least of ROUNDS turns
-counts: what else runs can only add.
+Links are unshaped (loopback) and the reader goes through the image once in 1 MiB reads.  The
+processor time is that of whole agents, including supervisors: of the reading one for the cache, of
+both ends for the peer, where every chunk is fetched, checked and stored, in each mode of
+``peer_security``.  Comparisons are the same image read from a file source, and plain Python that
+moves, checks and stores the same bytes (:mod:`evaluation.bench.plain_sockets`), this machine's
+minimum.  The modes take turns, and the least of ROUNDS turns counts: other load can only add.
 """
 
 import contextlib
@@ -59,7 +57,7 @@ def run(say: harness.Say) -> harness.Result:
 def play(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, security: str
 ) -> dict[str, dict[str, Any]]:
-    """Let two new agents exchange the image in one of the modes; return what each way cost."""
+    """Let two new agents exchange the image in one mode; return each way's cost."""
     hosts = {"h1": loopback.HOME_VNODES, "h2": 1}
     cloud = loopback.Cloud(folder, images, hosts, security, CACHE_BYTES)
     with contextlib.ExitStack() as stack:

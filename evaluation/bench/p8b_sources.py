@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P8b: what a gigabyte costs the processor on its way out of a source, checked, and no further.
+"""P8b: the CPU cost of a gigabyte read from a source and checked.
 
-The chain of wrappers and drivers alone, in this process: no cache, no FUSE, no peers.  Chunks of
-64 KiB come from a folder in the page cache, and from nginx over the loopback in clear text and
-by TLS; nginx is not counted.  They are wanted sixteen at a time, as the engine wants them, and one
-after the other.  Beside that stands the least that Python needs: one ``preadv`` for sixteen chunks
-in a thread, and a plain socket with ``recv_into``, both with BLAKE3 of each chunk.  All take turns,
-and the least of ROUNDS counts.
+Only the chain of wrappers and drivers, in this process: no cache, no FUSE, no peers.  Chunks of
+64 KiB come from a folder in the page cache, and from nginx over the loopback in clear text and by
+TLS; nginx is not counted.  They are requested sixteen at a time, as by the engine, and one at a
+time.  The comparison is Python's minimum: one ``preadv`` for sixteen chunks in a thread, and a
+plain socket with ``recv_into``, both with BLAKE3 of each chunk.  All take turns, and the least of
+ROUNDS counts.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def run(say: harness.Say) -> harness.Result:
 async def chain(
     make: Callable[[], base.Source], read: Read, pieces: list[base.BlobPiece]
 ) -> dict[str, float]:
-    """Return what it costs to read all pieces through the wrappers that every driver has."""
+    """Return the cost of reading all pieces through every driver's wrappers."""
     async with trio.open_nursery() as nursery:
         made = [deadline_source.DeadlineSource(make())]
         source = source_client.SourceClient(made)
@@ -108,7 +108,7 @@ async def chain(
 
 
 async def in_runs(source: base.Source, pieces: list[base.BlobPiece]) -> None:
-    """Want sixteen chunks that follow each other, then the next."""
+    """Request runs of sixteen consecutive chunks."""
     for first in range(0, len(pieces), AT_A_TIME):
         some = pieces[first : first + AT_A_TIME]
         told: list[tuple[int, base.Outcome]] = []
@@ -117,7 +117,7 @@ async def in_runs(source: base.Source, pieces: list[base.BlobPiece]) -> None:
 
 
 async def one_by_one(source: base.Source, pieces: list[base.BlobPiece]) -> None:
-    """Want one chunk after the other: so many requests of the place."""
+    """Request one chunk at a time."""
     for piece in pieces:
         check([piece], [await source.read(BLOB, *piece)])
 
@@ -129,7 +129,7 @@ WAYS: dict[str, Read] = {
 
 
 def check(pieces: list[base.BlobPiece], outcomes: list[base.Outcome]) -> None:
-    """Stop the benchmark if a chunk did not come."""
+    """Raise if a chunk did not arrive."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise harness.CannotRun(str(outcome))
@@ -138,7 +138,7 @@ def check(pieces: list[base.BlobPiece], outcomes: list[base.Outcome]) -> None:
 
 
 async def least_of_file(path: pathlib.Path, pieces: list[base.BlobPiece]) -> dict[str, float]:
-    """Read sixteen chunks a call, and hash each, in a thread."""
+    """Read sixteen chunks per call, and hash each, in a thread."""
     fd = os.open(path, os.O_RDONLY)
 
     def read(some: list[base.BlobPiece]) -> None:
@@ -155,7 +155,7 @@ async def least_of_file(path: pathlib.Path, pieces: list[base.BlobPiece]) -> dic
 
 
 def least_of_http(url: str, pieces: list[base.BlobPiece]) -> dict[str, float]:
-    """Ask for sixteen chunks a request, by a plain socket, and hash each."""
+    """Request sixteen chunks at a time by a plain socket, and hash each."""
     host, port = url.removeprefix("http://").rstrip("/").split(":")
     with Cost() as cost, socket.create_connection((host, int(port))) as link:
         for first in range(0, len(pieces), AT_A_TIME):
@@ -178,7 +178,7 @@ def least_of_http(url: str, pieces: list[base.BlobPiece]) -> dict[str, float]:
 
 
 class Cost:
-    """What it costs this process to read the image within the block."""
+    """The cost in this process of reading the image within the block."""
 
     def __enter__(self) -> "Cost":
         self._cpu_s, self._began_s = _cpu_s(), time.perf_counter()
@@ -201,7 +201,7 @@ def _price(figures: dict[str, float]) -> float:
 
 @contextlib.contextmanager
 def web(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Serve an image of random bytes; yield the URLs of its folder in clear text and by TLS."""
+    """Serve an image of random bytes; yield its folder's URLs, clear text and TLS."""
     if nginx.PROGRAM is None:
         raise harness.CannotRun("nginx is not installed")
     folder.chmod(0o755)

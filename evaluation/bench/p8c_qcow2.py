@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P8c: what a gigabyte that a guest misses costs when its image is qcow2, beside raw.
+"""P8c: the cost of a gigabyte of misses from a qcow2 image, compared with raw.
 
-As P8b, from a folder in the page cache, sixteen chunks of 64 KiB at a time: an image as raw, and
-as qcow2 without compression, with deflate and with zstd.  Its bytes compress to about half.
-Beside each stands the least: the codec and BLAKE3 alone, for all of its clusters, in this thread.
-The value that counts is what the chunk map takes, of disk and of memory; the rest is said.
+As P8b, from a folder in the page cache, sixteen chunks of 64 KiB at a time: an image as raw, and as
+qcow2 without compression, with deflate and with zstd.  Its bytes compress to about half.  The
+comparison is the minimum: codec and BLAKE3 alone, for all of its clusters, in this thread.  The
+value is the size of the chunk map on disk and in memory; all else is in the details.
 """
 
 import pathlib
@@ -72,7 +72,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dict[str, float]:
-    """Return what it costs to read all chunks through all wrappers."""
+    """Return the cost of reading all chunks through all wrappers."""
     blob = base.Blob(image_map.image_id, base.BlobKind.IMAGE)
     cut = image_map.geometry
     pieces = [
@@ -109,6 +109,6 @@ def _least(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> float:
 
 
 def _bytes(length: int) -> bytes:
-    """Return bytes that do not repeat and compress to about half."""
+    """Return distinct bytes that compress to about half."""
     rng = random.Random(8)
     return b"".join(rng.randbytes(geometry.KIB // 2).hex().encode() for _ in range(length >> 10))

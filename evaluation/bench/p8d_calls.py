@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P8d: what Python an agent runs for one cold read of 64 KiB that a peer answers.
+"""P8d: the Python calls of agents for one cold read of 64 KiB from a peer.
 
-The file is open, the connections are too.  Calls of acstor's own functions in the event loop count,
-from the read's begin until AFTER_S later; calls of libraries and
-what threads do are not.  Of READS reads, each of another segment, the median counts.
+The file and the connections are open.  Calls of acstor's own functions in the event loop count,
+from the start of the read until AFTER_S later; calls of libraries and in threads do not.  The
+median of READS reads counts, each of another segment.
 
-A *return* is a call into a module that was entered before and left since; *lines* are those of the
-functions that were called, each once.
+A *return* is a call into a module that was entered and left before; *lines* are those of the called
+functions, each once.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ IMAGE_BYTES = 128 * geometry.MIB
 READ_BYTES = geometry.DEFAULT_CHUNK_BYTES
 READS = 15
 AFTER_S, APART_S = 0.02, 0.2
-"""Chunks are stored after the first; the second also ends the wait of announcements."""
+"""Chunks are stored after the first; the second also covers delayed announcements."""
 SWITCH_S = 2.0
-"""An agent's event loop goes round at least as often."""
+"""An agent's event loop wakes at least this often."""
 TRACER = pathlib.Path(__file__).with_name("call_tracer")
 
 
 class Call(NamedTuple):
-    """One call: when, of which file and lines."""
+    """A call: time, file and lines."""
 
     at_s: float
     module: str
@@ -68,7 +68,7 @@ def run(say: harness.Say) -> harness.Result:
 def traced(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId
 ) -> tuple[list[tuple[float, float]], dict[str, list[Call]]]:
-    """Return when each read began and was over, and all calls of both hosts."""
+    """Return start and end of each read, and all calls of both hosts."""
     hosts = {"giver": loopback.HOME_VNODES, "reader": 1}
     cloud = loopback.Cloud(folder / "cloud", images, hosts, "secure", 2 * IMAGE_BYTES)
     spans: list[tuple[float, float]] = []
@@ -81,7 +81,7 @@ def traced(
         path, apart = reader.image_path(image_id), IMAGE_BYTES // (READS + 1)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         stack.callback(os.close, fd)
-        buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT wants it aligned
+        buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT needs alignment
         os.preadv(fd, [buffer], 0)  # opens the connections
         (folder / "on").touch()
         time.sleep(SWITCH_S)
@@ -99,7 +99,7 @@ def traced(
 
 @contextlib.contextmanager
 def tracing(folder: pathlib.Path) -> Iterator[None]:
-    """Have agents that start now record their calls while ``on`` exists in the folder."""
+    """Let agents started in the block record calls while ``on`` exists in the folder."""
     former = dict(os.environ)
     os.environ["ACSTOR_CALLS"] = str(folder)
     os.environ["PYTHONPATH"] = f"{TRACER}:{former.get('PYTHONPATH', '')}".rstrip(":")
@@ -111,7 +111,7 @@ def tracing(folder: pathlib.Path) -> Iterator[None]:
 
 
 def calls_of(folder: pathlib.Path, agent: agents.Agent) -> list[Call]:
-    """Return what an agent's worker recorded.
+    """Return the recorded calls of an agent's worker.
 
     :raises harness.CannotRun: it recorded nothing
     """
@@ -123,7 +123,7 @@ def calls_of(folder: pathlib.Path, agent: agents.Agent) -> list[Call]:
 
 
 def figures_of(calls: Sequence[Call]) -> dict[str, float]:
-    """Return what the calls of one read come to.
+    """Return the figures of one read's calls.
 
     >>> calls = [Call(0, module, 1, 9) for module in "aab"] + [Call(0, "a", 1, 9)]
     >>> figures_of(calls)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P9: how fast one core pre-hashes an image that is in page cache.
+"""P9: the rate at which one core pre-hashes an image in the page cache.
 
-The image is random, so no chunk is zero and every byte is hashed.  Beside it, in
-the same run and from the same file: plain reading, SHA-1 and SHA-256 of the same
-chunks, each with the same reads into one reused buffer.
+The image is random, so no chunk is zero and every byte is hashed.  Comparisons in the same run and
+from the same file: plain reading, SHA-1 and SHA-256 of the same chunks, each with the same reads
+into one reused buffer.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 
 @harness.measures("P9")
 def run(say: harness.Say) -> harness.Result:
-    """Hash one random image in several ways; the best of some repeats of each counts."""
+    """Hash one random image in several ways; the best of some repeats counts."""
     with tempfile.TemporaryDirectory(prefix="acstor-p9-") as folder:
         image = pathlib.Path(folder) / "image.raw"
         say(f"writing {IMAGE_BYTES >> 20} MiB of random bytes")
@@ -47,14 +47,14 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def write_image(path: pathlib.Path) -> None:
-    """Fill the file with random bytes, which leaves it in page cache."""
+    """Fill the file with random bytes, which stay in page cache."""
     with path.open("wb") as file:
         for _ in range(IMAGE_BYTES // (16 * geometry.MIB)):
             file.write(os.urandom(16 * geometry.MIB))
 
 
 def read_chunks(path: pathlib.Path, use: Callable[[memoryview], object]) -> None:
-    """Read the file as pre-hashing does and give each chunk to ``use``."""
+    """Read the file as pre-hashing does and pass each chunk to ``use``."""
     window = memoryview(bytearray(prehash.BUFFER_SIZES.read))
     size = geometry.DEFAULT_CHUNK_BYTES
     chunks = [window[at : at + size] for at in range(0, len(window), size)]
@@ -65,7 +65,7 @@ def read_chunks(path: pathlib.Path, use: Callable[[memoryview], object]) -> None
 
 
 def best_rates(name: str, work: Callable[[], object], say: harness.Say) -> dict[str, float]:
-    """Return bytes a second of processor time and of wall time, the best of some repeats each."""
+    """Return bytes per second of CPU and of wall time, the best of some repeats each."""
     cpu_s: list[float] = []
     wall_s: list[float] = []
     for _ in range(REPEATS):

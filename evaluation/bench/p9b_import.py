@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P9b: how long an import into Glance takes with the plugin, against the same without it.
+"""P9b: the time of an import into Glance with the plug-in, over that without.
 
-A real Keystone, Glance (file store) and RabbitMQ on loopback.  One random image is
-staged again and again; what is measured is the time from the request to import it
-until it is active.  Both ways take turns, so that what else the machine does meets
-both; the ratio is that of the medians.
+A real Keystone, Glance (file store) and RabbitMQ on loopback.  One random image is staged
+repeatedly; measured is the time from its import request until it is active.  Both ways take turns,
+under the same machine load; the ratio is that of the medians.
 """
 
 import os
@@ -50,7 +49,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def measure(lab: cloud.Cloud, folder: pathlib.Path, say: harness.Say) -> dict[str, list[float]]:
-    """Return how long each import took, with and without the plugin."""
+    """Return the time of each import, with and without the plug-in."""
     image = folder / "image.raw"
     image.write_bytes(local.random_bytes(IMAGE_BYTES))
     took_s: dict[str, list[float]] = {"without": [], "with": []}
@@ -88,7 +87,7 @@ def import_once(lab: cloud.Cloud, path: pathlib.Path) -> float:
 
 
 def wait_until_idle(lab: cloud.Cloud) -> None:
-    """Let the publishing thread of this import end, so that the next one does not meet it."""
+    """Wait until the publishing thread of this import ends, for the next import."""
     project_id = lab.session("acstor").get_project_id()
     for _ in looks():
         answer = lab.connect().image.get(f"/images?os_hidden=true&owner={project_id}").json()
@@ -97,9 +96,9 @@ def wait_until_idle(lab: cloud.Cloud) -> None:
 
 
 def looks() -> Iterator[None]:
-    """Yield from time to time until the deadline.
+    """Yield repeatedly until the deadline.
 
-    :raises harness.CannotRun: then
+    :raises harness.CannotRun: at the deadline
     """
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:

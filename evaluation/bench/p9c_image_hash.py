@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P9c: how long pre-hashing takes that computes Glance's own hash too, against that hash alone.
+"""P9c: the time of pre-hashing with Glance's own hash, over that hash alone.
 
-A random image in page cache.  Both ways take turns, so that what else the machine
-does meets both; the value is the median of the ratios of the turns.  The hash
-alone is read as ``hashlib.file_digest`` does.
+A random image in page cache.  Both ways take turns, under the same machine load; the value is the
+median of the ratios of the turns.  The hash alone reads like ``hashlib.file_digest``.
 """
 
 import hashlib
@@ -61,7 +60,7 @@ def alone(image: pathlib.Path) -> bytes:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes."""
+    """Return the duration of some work."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P9d: how fast a compressed qcow2 image is pre-hashed, against converting it to raw.
+"""P9d: the rate of pre-hashing a compressed qcow2, over converting it to raw.
 
-An image of machine code, noise and zeros, in page cache.  Both ways have the same cores,
-and take turns, so that what else the machine does meets both; the value is the median of
-the ratios of their rates.  ``qemu-img convert`` writes what it reads to page cache; pre-hashing
-names all chunks, and computes Glance's SHA-512 of the file.
+An image of machine code, noise and zeros, in page cache.  Both ways have the same cores and take
+turns, under the same machine load; the value is the median of the ratios of their rates.
+``qemu-img convert`` writes to page cache; pre-hashing names all chunks, and computes Glance's
+SHA-512 of the file.
 """
 
 import os
@@ -33,7 +33,7 @@ CODECS = ("zlib", "zstd")
 
 
 class Took(NamedTuple):
-    """How long some work took, and the processor time of it."""
+    """Wall time and processor time of some work."""
 
     wall_s: float
     cpu_s: float
@@ -44,7 +44,7 @@ class Took(NamedTuple):
 
 @harness.measures("P9d")
 def run(say: harness.Say) -> harness.Result:
-    """Do both in turns with each codec; the value is that of deflate, which is the usual one."""
+    """Do both in turns with each codec; the value is that of deflate, the usual one."""
     with tempfile.TemporaryDirectory(prefix="acstor-p9d-") as folder:
         source = pathlib.Path(folder) / "source.raw"
         say(f"writing a disk of {DISK_BYTES >> 20} MiB")
@@ -55,7 +55,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def compare(source: pathlib.Path, codec: str, say: harness.Say) -> dict[str, object]:
-    """Return how long both ways take with one codec, and their ratios."""
+    """Return the times of both ways with one codec, and their ratios."""
     image = source.with_suffix(f".{codec}.qcow2")
     tool("-c", "-m", "8", "-W", "-O", "qcow2", "-o", f"compression_type={codec}", source, image)
     turns: list[tuple[Took, Took]] = []
@@ -73,7 +73,7 @@ def compare(source: pathlib.Path, codec: str, say: harness.Say) -> dict[str, obj
 
 
 def write_disk(path: pathlib.Path) -> None:
-    """Fill a file with what disks of systems hold: code, noise, and a quarter of zeros."""
+    """Fill a file with typical disk content: code, noise, and a quarter of zeros."""
     code = pathlib.Path(sys.executable).resolve().read_bytes()
     dice = random.Random(9)
     with path.open("wb") as file:
@@ -91,19 +91,19 @@ def write_disk(path: pathlib.Path) -> None:
 
 
 def took(work: Callable[[pathlib.Path], None], image: pathlib.Path) -> Took:
-    """Return how long some work takes."""
+    """Return the times of some work."""
     cpu_s, wall_s = cpu_seconds(), time.perf_counter()
     work(image)
     return Took(time.perf_counter() - wall_s, cpu_seconds() - cpu_s)
 
 
 def cpu_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended."""
+    """Return the processor time of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
 def convert(image: pathlib.Path) -> None:
-    """Convert the image, with as many coroutines and threads as qemu-img likes."""
+    """Convert the image with qemu-img's default coroutines and threads."""
     raw = image.with_suffix(".raw")
     tool("-f", "qcow2", "-O", "raw", image, raw)
     raw.unlink()
@@ -123,7 +123,7 @@ def make_map(image: pathlib.Path) -> None:
 def tool(*words: object) -> None:
     """Run ``qemu-img convert``.
 
-    :raises harness.CannotRun: there is none
+    :raises harness.CannotRun: it is not installed
     """
     try:
         subprocess.run(["qemu-img", "convert", *map(str, words)], check=True)

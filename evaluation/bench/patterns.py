@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The access patterns of Nicolae 2016 (4.3), and the ways to serve them that P1 to P3 compare.
+"""The access patterns of Nicolae 2016 (4.3), and the ways that P1 to P3 compare.
 
-Sync-Same: all hosts read one region at once.  Shifted-Same: they start one after
-the other.  Sync-Disjoint: each reads a region of its own.  Each way gets a new
-lab with empty caches, and its outcome has the same figures, all of them ratios.
+Sync-Same: all hosts read one region at once.  Shifted-Same: they start in sequence.  Sync-Disjoint:
+each reads a region of its own.  Each way gets a new lab with empty caches, and its outcome has the
+same figures, all of them ratios.
 
-A baseline whose time grows with the number of hosts may play a smaller copy of
-the pattern (region, image and delays divided alike): its ratios are the same.
+A baseline whose time grows with the number of hosts may use a smaller copy of the pattern (region,
+image and delays divided alike): its ratios are the same.
 """
 
 import dataclasses
@@ -36,10 +36,10 @@ Way = Callable[["Pattern"], Outcome]
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Who reads what, and when.
+    """The hosts' reads and delays.
 
     :param image_bytes: length of an image
-    :param unique_bytes: how many bytes the source has to send at least
+    :param unique_bytes: bytes that the source must send at least
     """
 
     name: str
@@ -51,12 +51,12 @@ class Pattern:
 
     @property
     def link_bytes_s(self) -> float:
-        """What a link carries in a second, headers included."""
+        """A link's bytes per second, including headers."""
         return self.link_mbit * 1e6 / 8
 
     @property
     def limit_s(self) -> float:
-        """No way is faster: each host receives what it reads, the source sends what is unique."""
+        """The lower bound: hosts receive what they read, the source sends unique bytes."""
         last_s = max(r.delay_s + r.length / self.link_bytes_s for r in self.readings)
         return max(last_s, self.unique_bytes / self.link_bytes_s)
 
@@ -70,14 +70,14 @@ def sync_same(hosts: int, link_mbit: float, region_bytes: int, image_bytes: int)
 def shifted_same(
     hosts: int, link_mbit: float, region_bytes: int, image_bytes: int, delay_s: float
 ) -> Pattern:
-    """All hosts read the same region, each ``delay_s`` after the one before."""
+    """All hosts read the same region, in starts ``delay_s`` apart."""
     spans = ((0, region_bytes),)
     readings = tuple(collective.Reading(spans, delay_s=n * delay_s) for n in range(hosts))
     return Pattern("Shifted-Same", hosts, link_mbit, image_bytes, readings, region_bytes)
 
 
 def sync_disjoint(hosts: int, link_mbit: float, region_bytes: int) -> Pattern:
-    """Each host reads a region of its own, all at once; they fill the image."""
+    """Each host reads a region of its own at once; the regions fill the image."""
     all_bytes = hosts * region_bytes
     readings = tuple(collective.Reading(((n * region_bytes, region_bytes),)) for n in range(hosts))
     return Pattern("Sync-Disjoint", hosts, link_mbit, all_bytes, readings, all_bytes)
@@ -102,7 +102,7 @@ def scaled(pattern: Pattern, divisor: int) -> Pattern:
 
 
 def image_of(pattern: Pattern) -> bytes:
-    """Return the pattern's image: no zeros, no two chunks alike."""
+    """Return the pattern's image of distinct non-zero chunks."""
     return local.random_bytes(pattern.image_bytes, seed=1)
 
 
@@ -113,10 +113,10 @@ def with_acstor(pattern: Pattern, **options: object) -> Outcome:
 
 
 def direct(pattern: Pattern) -> Outcome:
-    """Every host reads on demand from the source alone, through an agent without a ring.
+    """Each host reads on demand from the source, through an agent without a ring.
 
-    The image ends where the last region ends: the read-ahead past it has the same length in a
-    smaller copy of a pattern, and would weigh more there.
+    The image ends where the last region ends: read-ahead past it does not shrink with the pattern,
+    so it would weigh more in a smaller copy.
     """
     end = max(start + length for r in pattern.readings for start, length in r.spans)
     pattern = dataclasses.replace(pattern, image_bytes=end)
@@ -131,7 +131,7 @@ def on_demand(
     options: Mapping[str, object],
     kind: type[collective.Cloud] = collective.Cloud,
 ) -> Outcome:
-    """Let the hosts read through their agents, of which each group shares a ring."""
+    """Let the hosts read through their agents; each group shares a ring."""
     cloud = kind(pattern.hosts, pattern.link_mbit, images, groups)
     with cloud.running(**options):
         readings = dict(enumerate(pattern.readings))
@@ -159,7 +159,7 @@ def on_demand(
 
 
 def copy_first(pattern: Pattern) -> Outcome:
-    """Each host downloads the whole image when it starts, as Nova does, and then reads it."""
+    """Each host downloads the whole image at its start, as in Nova, then reads it."""
     with collective.images(image_of(pattern)) as images:
         everywhere = range(pattern.hosts)
         cloud = collective.Cloud(pattern.hosts, pattern.link_mbit, images, [], everywhere)
@@ -185,11 +185,11 @@ def copy_first(pattern: Pattern) -> Outcome:
 
 
 def broadcast_first(pattern: Pattern) -> Outcome:
-    """The whole image goes to all hosts by BitTorrent; then they read, each from its start on.
+    """BitTorrent sends the whole image to all hosts; then they read.
 
-    Reading what is in page cache takes no time worth measuring, so a host's bytes count as read
-    when both its start and the end of the broadcast are over.  The broadcast begins at the common
-    start, whenever a host wants to read, so throughput counts from there.
+    Reads of the page cache take negligible time, so a host's bytes count as read after both its
+    start and the end of the broadcast.  The broadcast begins at the common start, so throughput
+    counts from there.
     """
     with collective.images(image_of(pattern)) as images:
         everywhere = range(pattern.hosts)
@@ -206,7 +206,7 @@ def broadcast_first(pattern: Pattern) -> Outcome:
 
 
 def _copied(pattern: Pattern, seen: Mapping[int, collective.Seen], source_bytes: int) -> Outcome:
-    """Return the outcome of a way that moves whole images."""
+    """Return the outcome of a way that copies whole images."""
     unread = pattern.hosts * pattern.image_bytes - sum(seen[n].length for n in seen)
     from_source = source_bytes / pattern.hosts
     return {
@@ -221,7 +221,7 @@ def _copied(pattern: Pattern, seen: Mapping[int, collective.Seen], source_bytes:
 
 
 def outcome(pattern: Pattern, seen: Sequence[collective.Seen], source_bytes: int) -> Outcome:
-    """Return the figures that every way has."""
+    """Return the figures of every way."""
     rates = [host.length / host.took_s / pattern.link_bytes_s for host in seen]
     took_s = [host.took_s for host in seen]
     return {
@@ -240,7 +240,7 @@ def outcome(pattern: Pattern, seen: Sequence[collective.Seen], source_bytes: int
 
 
 def prefetch_ways() -> dict[str, Way]:
-    """Return acstor with no prefetch and with prefetch without a limit."""
+    """Return acstor without prefetch and with unlimited prefetch."""
     return {
         name: lambda played, variant=variant: with_acstor(played, variants=variant)
         for name, variant in PREFETCH_VARIANTS.items()
@@ -248,7 +248,7 @@ def prefetch_ways() -> dict[str, Way]:
 
 
 def play(ways: Mapping[str, tuple[Way, Pattern]], say: harness.Say) -> dict[str, Outcome]:
-    """Play each way with its pattern; say how each went."""
+    """Run each way with its pattern; report each."""
     found = {}
     for name, (way, pattern) in ways.items():
         say(
@@ -262,7 +262,7 @@ def play(ways: Mapping[str, tuple[Way, Pattern]], say: harness.Say) -> dict[str,
 
 
 def words(way: Outcome) -> str:
-    """Say one way's figures."""
+    """Return a way's figures as text."""
     rates = way["rate_over_link"]
     return (
         f"completion {way['completion']:.2f} times the limit, slowest / fastest "

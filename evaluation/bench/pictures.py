@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three panels that Nicolae 2016 draws for each access pattern (figures 2 to 4).
+"""The three panels of Nicolae 2016 for each access pattern (figures 2 to 4).
 
-Completion, read throughput from the slowest to the fastest host, and what a
-host received by origin; for several ways side by side, or over the number of
-hosts.
+Completion, read throughput from the slowest to the fastest host, and received bytes by origin; for
+several ways, or over the number of hosts.
 """
 
 from collections.abc import Mapping
@@ -55,7 +54,7 @@ def compare(
 def throughput(
     panel: mpl_axes.Axes, names: Sequence[str], ways: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Draw mean throughput, and how far it reaches from the slowest to the fastest host."""
+    """Draw mean throughput, with its range over the hosts."""
     rates = [way["rate_over_link"] for way in ways]
     means = [rate["mean"] for rate in rates]
     below = [rate["mean"] - rate["min"] for rate in rates]
@@ -67,7 +66,7 @@ def throughput(
 def transfers(
     panel: mpl_axes.Axes, names: Sequence[str], ways: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Draw what the mean host received, by origin."""
+    """Draw the mean host's received bytes, by origin."""
     bottoms = [0.0] * len(names)
     for origin in collective.REMOTE_ORIGINS:
         heights = [
@@ -81,7 +80,7 @@ def transfers(
 
 
 def over_hosts(picture: figure.Figure, title: str, sweep: Mapping[str, Outcomes]) -> None:
-    """Draw ways over the number of hosts; ``sweep`` is by way, then by number of hosts."""
+    """Draw ways over the number of hosts; ``sweep`` is by way, then by that number."""
     picture.set_size_inches(14, 4.8)
     picture.suptitle(title)
     left, middle, right = picture.subplots(1, 3)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The floor of an exchange: plain Python that moves, checks and stores an image over the loopback.
+"""The floor of an exchange: plain Python that sends, checks and stores an image.
 
-Each giver is a process of its own and answers requests of SPAN_BYTES from a file, by ``preadv``
-and ``sendall``.  The reader has one request open at each giver, receives into one buffer
-(``recv_into``), compares the BLAKE3 hash of each chunk with its CID, and writes to a preallocated
-file.  There are no messages, no tables and no FUSE: what an agent needs beyond this is its own.
+Each sender is a process and answers requests of SPAN_BYTES from a file over the loopback, by
+``preadv`` and ``sendall``.  The reader has one request open at each sender, receives into one
+buffer (``recv_into``), compares the BLAKE3 hash of each chunk with its CID, and writes to a
+preallocated file.  There are no messages, no tables and no FUSE: all further cost of an agent is
+its own.
 """
 
 import contextlib
@@ -30,18 +31,18 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 SPAN_BYTES = geometry.MIB
 GB = 1e9
 DEADLINE_S = 60.0
-"""Nothing of this waits for longer on a socket."""
+"""Timeout of each socket operation."""
 _OFFSET = struct.Struct(">Q")
 _FIGURE = struct.Struct("d")
 _MEASURE = (1 << 64) - 1
-"""Instead of an offset: what was used so far does not count."""
+"""Instead of an offset: resets the sender's CPU time."""
 
 
 class Cost(NamedTuple):
-    """What it took to move some bytes.
+    """The cost of a transfer.
 
     :param reader_s: processor time of the reader, in seconds
-    :param givers_s: processor time of each giver, in seconds
+    :param givers_s: processor time of each sender, in seconds
     """
 
     length: int
@@ -51,17 +52,17 @@ class Cost(NamedTuple):
 
     @property
     def by_end(self) -> list[float]:
-        """Processor seconds for a gigabyte of the reader, then of each giver."""
+        """CPU seconds per gigabyte of the reader, then of each sender."""
         return [spent_s / (self.length / GB) for spent_s in (self.reader_s, *self.givers_s)]
 
     @property
     def cpu_s_per_gb(self) -> float:
-        """Processor seconds for a gigabyte of all ends."""
+        """CPU seconds per gigabyte of all ends."""
         return sum(self.by_end)
 
     @property
     def gb_per_s(self) -> float:
-        """How fast it was."""
+        """The rate."""
         return self.length / GB / self.took_s
 
 
@@ -73,7 +74,7 @@ def cpu_s() -> float:
 
 @contextlib.contextmanager
 def beside(work: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
-    """Do something in a process of its own; gives a way to talk to it, on which no wait is endless.
+    """Run ``work`` in a process; yield a socket to it, with a timeout.
 
     The process is killed when the block ends.
     """
@@ -85,11 +86,11 @@ def beside(work: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
             ours.close()
             work(theirs)
             status = 0
-        except BaseException:  # of this process nobody else hears
+        except BaseException:  # the parent does not see this process's errors
             traceback.print_exc()
         finally:
             os._exit(status)
-    theirs.close()  # so that we hear it when the process ends
+    theirs.close()  # so that a read fails when the process ends
     ours.settimeout(DEADLINE_S)
     try:
         yield ours
@@ -100,12 +101,12 @@ def beside(work: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
 
 
 def tell(pipe: socket.socket, figure: float) -> None:
-    """Tell the other side of ``beside`` a number."""
+    """Send a number to the other side of ``beside``."""
     pipe.sendall(_FIGURE.pack(figure))
 
 
 def told(pipe: socket.socket) -> float:
-    """Return a number that the other side tells.
+    """Receive a number from the other side.
 
     :raises ConnectionError: it has ended
     """
@@ -125,13 +126,13 @@ def move(
     unmeasured: int = 0,
     repeats: int = 1,
 ) -> Cost:
-    """Move an image whose length is a multiple of SPAN_BYTES, each span from the next giver.
+    """Transfer an image, a multiple of SPAN_BYTES, with spans from senders in turn.
 
     :param cids: of its chunks
-    :param unmeasured: how often it is moved before that counts
-    :param repeats: how often it is moved then
-    :raises ValueError: what came is not what the CIDs say
-    :raises OSError: a giver failed, or was silent for DEADLINE_S
+    :param unmeasured: number of transfers before the measurement
+    :param repeats: number of measured transfers
+    :raises ValueError: a chunk does not match its CID
+    :raises OSError: a sender failed, or was silent for DEADLINE_S
     """
     with contextlib.ExitStack() as stack:
         work = functools.partial(_give, image)
@@ -150,7 +151,7 @@ def move(
 
 
 def _give(image: pathlib.Path, pipe: socket.socket) -> None:
-    """Answer one reader until it hangs up; tell the port first, and in the end what it cost."""
+    """Serve one reader until it disconnects; send the port first, and the cost last."""
     view = memoryview(bytearray(SPAN_BYTES))
     with socket.create_server((LOOPBACK, 0)) as listener, image.open("rb") as file:
         listener.settimeout(DEADLINE_S)
@@ -170,7 +171,7 @@ def _give(image: pathlib.Path, pipe: socket.socket) -> None:
 
 
 class _Reader:
-    """Reads the whole image, again and again."""
+    """Reads the whole image, repeatedly."""
 
     def __init__(self, stored: pathlib.Path, cids: Sequence[ids.Cid], ports: Sequence[int]) -> None:
         self._cids = cids
@@ -191,7 +192,7 @@ class _Reader:
         self._stack.close()
 
     def measure(self) -> None:
-        """Let the givers count from now on."""
+        """Reset the senders' CPU time."""
         for link in self._links:
             link.sendall(_OFFSET.pack(_MEASURE))
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R1: how long the REST API needs to list 1,000 hosts from SQLite.
+"""R1: the time of the REST API to list 1,000 hosts from SQLite.
 
-Beside it, from the same database: the table in force, the last collection's
-traffic, 100 images (a page) of which each host tells ten, and one image on all
-1,000 hosts.  What Glance needs to say their names is not in it.  The first
-request of each, which reads the table, is among them.
+Comparisons from the same database: the table in force, the last collection's traffic, 100 images (a
+page) with ten reported by each host, and one image on all 1,000 hosts.  Glance's time for names is
+excluded.  The first request of each, which reads the table, is included.
 """
 
 import http
@@ -34,7 +33,7 @@ PATHS = ("/v1/hosts", "/v1/ring", "/v1/traffic", "/v1/images", f"/v1/images/{EVE
 
 @harness.measures("R1")
 def run(say: harness.Say) -> harness.Result:
-    """Ask for each list several times."""
+    """Request each list several times."""
     with tempfile.TemporaryDirectory(prefix="acstor-r1-") as folder:
         client = make_client(f"sqlite:///{folder}/decision.sqlite")
         found = {path: times_ms(client, path) for path in PATHS}
@@ -46,7 +45,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def make_client(connection: str) -> testing.FlaskClient:
-    """Return what asks an API whose database has all hosts and one table."""
+    """Return a client of an API whose database has all hosts and one table."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     api_conf.register_opts(conf)
@@ -54,7 +53,7 @@ def make_client(connection: str) -> testing.FlaskClient:
     conf.set_override("connection", connection, "database")
     conf.set_override(
         "dead_after_samples", 100, "acstor_decision"
-    )  # who was heard once is up to the end
+    )  # a host heard once counts as up until the end
     store = database.Database(conf)
     store.upgrade()
     now_s = time.time()
@@ -65,7 +64,7 @@ def make_client(connection: str) -> testing.FlaskClient:
 
 
 def images_of(number: int) -> dict[str, decision_messages.HeldImage]:
-    """Return what a host tells of its images."""
+    """Return a host's report of its images."""
     others = IMAGE_IDS[1:]
     first = number * (IMAGES_OF_HOST - 1)
     names = [EVERYWHERE, *(others[(first + n) % len(others)] for n in range(IMAGES_OF_HOST - 1))]
@@ -80,7 +79,7 @@ def images_of(number: int) -> dict[str, decision_messages.HeldImage]:
 
 
 def times_ms(client: testing.FlaskClient, path: str) -> list[float]:
-    """Return how long each of the requests took."""
+    """Return the time of each request."""
     took = []
     for _ in range(REQUESTS):
         began_s = time.perf_counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's stand-in: threads that read at random with O_DIRECT and compare every byte.
+"""A guest's stand-in: threads that read at random with O_DIRECT and compare bytes.
 
-Run as ``python -m evaluation.bench.reader MIRROR REFERENCE THREADS``; it reads until its standard
-input ends, and its last line is JSON.  It is a process of its own, as a guest is.
+``python -m evaluation.bench.reader MIRROR REFERENCE THREADS`` reads until its standard input ends;
+its last line is JSON.  It is a process of its own, like a guest.
 """
 
 import json
@@ -15,7 +15,7 @@ import time
 
 READ_BYTES = 64 * 1024
 SLOW_S = 0.02
-SLOW_READS = 100_000  # that are reported
+SLOW_READS = 100_000  # reported ones
 
 
 class Reader:
@@ -23,16 +23,14 @@ class Reader:
 
     def __init__(self, path: str, reference: bytes) -> None:
         self.reads, self.longest_s = 0, 0.0
-        self.slow: list[
-            tuple[float, float]
-        ] = []  # when each ended, by the monotonic clock; seconds
+        self.slow: list[tuple[float, float]] = []  # end of each, by the monotonic clock; seconds
         self.faults: list[str] = []
         self.is_stopping = False
         self._path = path
         self._reference = reference
 
     def read(self, seed: int) -> None:
-        """Be one thread."""
+        """Run one thread."""
         rng = random.Random(seed)
         fd = os.open(self._path, os.O_RDONLY | os.O_DIRECT)
         buffer = mmap.mmap(-1, READ_BYTES)
@@ -78,7 +76,7 @@ def main() -> None:
         "stuck": sum(worker.is_alive() for worker in workers),
     }
     print(json.dumps(report), flush=True)
-    os._exit(0)  # a thread that is stuck in a read would keep the process for ever
+    os._exit(0)  # a thread stuck in a read would keep the process alive
 
 
 if __name__ == "__main__":
