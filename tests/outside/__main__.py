@@ -4,7 +4,8 @@
 ``samples``: QEMU's sample images.  ``iotests``: the images that QEMU's iotests make.  ``fuzz``:
 random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' tests of its format
 inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.  ``rest``:
-schemathesis on the REST API, as each role.
+schemathesis on the REST API, as each role.  ``fsx``: random operations on a writable disk of the
+mirror, while workers are killed.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 
+from tests.outside import fsx
 from tests.outside import fuzz
 from tests.outside import inspector
 from tests.outside import iotests
@@ -25,7 +27,7 @@ from tests.outside import rest_roles
 from tests.outside import sample_images
 
 COMMAND = "tools/outside-tests.sh"
-PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest")
+PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest", "fsx")
 KEPT = qemu_source.CACHE / "found"
 _PROGRESS = 1000  # images
 _WIDTHS = (44, 40, 40)
@@ -42,6 +44,7 @@ def main() -> int:
         "inspector": lambda: run_inspector(),
         "readers": lambda: run_readers(),
         "rest": lambda: run_rest(options),
+        "fsx": lambda: run_fsx(options),
     }
     failed = [part for part in options.part or PARTS if not run[part]()]
     print(f"failed: {', '.join(failed)}" if failed else "nothing is answered otherwise")
@@ -55,7 +58,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same images")
     parser.add_argument("--first", type=int, default=0, help="number of the fuzzer's first image")
     parser.add_argument("--examples", type=int, default=10, help="of each REST operation")
-    parser.add_argument("--minutes", type=float, default=60, help="the fuzzer's longest time")
+    parser.add_argument("--operations", type=int, default=1_000_000, help="of fsx")
+    parser.add_argument("--kills", type=int, default=100, help="of workers while fsx runs")
+    parser.add_argument("--minutes", type=float, default=60, help="longest time of fuzzer and fsx")
     parser.add_argument("--test", action="append", help="run this iotest alone")
     parser.add_argument("--format", action="append", choices=iotests.FORMATS, help="of iotests")
     return parser.parse_args()
@@ -127,6 +132,16 @@ def run_rest(options: argparse.Namespace) -> bool:
             print(f"  {failure}")
         is_good = is_good and not verdict.failures and verdict.statuses.total() > 0
     return is_good
+
+
+def run_fsx(options: argparse.Namespace) -> bool:
+    """Run fsx on a writable disk."""
+    found = fsx.run_on_disk(options.operations, options.kills, options.seed, options.minutes * 60)
+    print(
+        f"fsx: {found.operations} operations, {found.kills} kills of the worker, "
+        f"{found.seconds_s:.0f} s: {found.error or 'each byte equal'}"
+    )
+    return not found.error and found.kills == options.kills
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:
