@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1: Pregather against cfq, anticipatory and deadline on a model of a 7,200 rpm disk.
+"""S1: Pregather, cfq, anticipatory and deadline on a model of a 7,200 rpm disk.
 
-All policies get the same requests in virtual time, so a run gives the same
-figures everywhere, but for memory and processor time.  The tables are printed
-beside those of Ling 2015; doc/source/contributor/disk_scheduling.rst says what
-the model is and where it differs from the paper's machine.
+All policies get the same requests in virtual time, so a run gives the same figures on any machine,
+except memory and processor time.  The tables are printed beside those of Ling 2015;
+doc/source/contributor/disk_scheduling.rst describes the model and its differences from the paper's
+machine.
 """
 
 import statistics
@@ -52,7 +52,7 @@ Make = Callable[[], list[simulation.Guest]]
 
 @harness.measures("S1")
 def run(say: harness.Say) -> harness.Result:
-    """Play all scenarios with all policies."""
+    """Run all scenarios with all policies."""
     four = {policy: play(workloads.four_guests, policy, say) for policy in POLICIES}
     mixed = {
         name: {
@@ -103,51 +103,51 @@ def play(make: Make, policy: str, say: harness.Say) -> Run:
 
 
 def at_zero(found: Run) -> float:
-    """Return the share of seeks that were none."""
+    """Return the share of zero-distance seeks."""
     return found.distances.count(0) / len(found.distances)
 
 
 def seek_shares(found: Run) -> list[float]:
-    """Return how many seeks of a hundred were none, to a near place, and to a far one."""
+    """Return the percentages of seeks at zero, to a near place, and to a far one."""
     seeks = found.scheduler.account.seeks
     return [100 * count / sum(seeks.values()) for count in seeks.values()]
 
 
 def bandwidth(found: Run) -> float:
-    """Return the sum of the guests' bandwidths, each until it ended, in MB/s."""
+    """Return the sum of the guests' bandwidths, each until its end, in MB/s."""
     return sum(map(guest_mb_s, found.guests))
 
 
 def guest_mb_s(guest: simulation.Guest) -> float:
-    """Return a guest's bandwidth until it ended."""
+    """Return a guest's bandwidth until its end."""
     return sum(application.bytes for application in guest.applications) / guest.ended_s / 1e6
 
 
 def ended_waits(mixed: Mapping[str, Mapping[str, Run]]) -> dict[str, int]:
-    """Add up how Pregather's waits ended."""
+    """Return the numbers of Pregather's waits by their end."""
     counts = [found["pregather"].scheduler.account.waits for found in mixed.values()]
     return {end: sum(count[end] for count in counts) for end in counts[0]}
 
 
 def share_met(ends: Mapping[str, int], kinds: Iterable[str] = ("", "_alone")) -> float:
-    """Return the share of waits that were worth it, among those that kept the disk idle.
+    """Return the share of worthwhile waits, among those that kept the disk idle.
 
-    The paper counts its timers with one guest alone, so by default those count, too, that kept
-    nobody else waiting.
+    The paper counts its timers with a single guest, so by default this includes waits during which
+    no other guest had requests.
     """
     met, expired = (sum(ends[name + kind] for kind in kinds) for name in ("met", "expired"))
     return met / (met + expired) if met + expired else 0.0
 
 
 def per_guest(found: Run) -> dict[str, tuple[float, float]]:
-    """Return each guest's mean and least throughput while all applications run."""
+    """Return each guest's mean and minimum throughput while all applications run."""
     until_s = min(a.ended_s for g in found.guests for a in g.applications if a.ended_s)
     rates = {g.name: simulation.requests_per_s(g, min(until_s, SHOWN_S)) for g in found.guests}
     return {name: (statistics.mean(rate), min(rate)) for name, rate in rates.items()}
 
 
 def cost() -> tuple[float, float]:
-    """Return MiB that Pregather holds for four guests, and us of processor time a request."""
+    """Return Pregather's MiB for four guests, and us of processor time per request."""
     small = 64 * workloads.MIB
     tracemalloc.start()
     before = tracemalloc.take_snapshot()
@@ -184,7 +184,7 @@ def table_4(four: Mapping[str, Run]) -> str:
 
 
 def figure_6(four: Mapping[str, Run]) -> str:
-    """Return seconds of each application and the bandwidth of all."""
+    """Return seconds of each application and the total bandwidth."""
     rows = []
     for policy, found in four.items():
         ends = application_ends(found)
@@ -198,7 +198,7 @@ def figure_6(four: Mapping[str, Run]) -> str:
 
 
 def application_ends(found: Run) -> dict[str, float]:
-    """Return when each application of the four guests ended, by its guest and name."""
+    """Return the end of each application of the four guests, by guest and name."""
     return {
         f"{number} {name}": max(a.ended_s or 0.0 for a in guest.applications if a.name == name)
         for number, (guest, parts) in enumerate(zip(found.guests, workloads.FOUR, strict=True), 1)
@@ -207,7 +207,7 @@ def application_ends(found: Run) -> dict[str, float]:
 
 
 def figure_7(four: Mapping[str, Run]) -> str:
-    """Return mean and least requests per second of each guest."""
+    """Return mean and minimum requests per second of each guest."""
     rows = [
         [policy, *(f"{mean:.0f} / {least:.0f}" for mean, least in per_guest(found).values())]
         for policy, found in four.items()
@@ -230,7 +230,7 @@ def table_3(mixed: Mapping[str, Mapping[str, Run]]) -> str:
 
 
 def end_of(found: Run, name: str, at: int) -> float:
-    """Return when the first or second application ended; they may have the same name."""
+    """Return the end of the first or second application, which may have the same name."""
     own = [a for a in found.guests[0].applications if not a.is_background]
     first = len(own) // 2 if len(set(workloads.MIXED[name])) == 1 else None
     if first is not None:
@@ -239,7 +239,7 @@ def end_of(found: Run, name: str, at: int) -> float:
 
 
 def waits(four: Mapping[str, Run], mixed: Mapping[str, Mapping[str, Run]]) -> str:
-    """Return how waits ended, by guest."""
+    """Return the ends of waits, by guest."""
     streams = four["pregather"].scheduler.account.streams
     ends = {str(stream): count.waits for stream, count in streams.items()}
     ends |= {name: found["pregather"].scheduler.account.waits for name, found in mixed.items()}
@@ -252,7 +252,7 @@ def waits(four: Mapping[str, Run], mixed: Mapping[str, Mapping[str, Run]]) -> st
 
 
 def figures_8_to_11(sort: Mapping[str, Run], both: Mapping[str, Run]) -> str:
-    """Return what becomes of sorts, and of sorts beside queries."""
+    """Return the results of sorts, and of sorts beside queries."""
     rows = []
     for policy in POLICIES:
         queries = both[policy].guests[-1]
@@ -281,7 +281,7 @@ def figures_8_to_11(sort: Mapping[str, Run], both: Mapping[str, Run]) -> str:
 
 
 def draw(picture: figure.Figure, four: Mapping[str, Run]) -> None:
-    """Draw the four guests: regions over time, throughput, seek distances, ends, bandwidth."""
+    """Draw the four guests: regions, throughput, seek distances, ends, bandwidth."""
     picture.set_size_inches(18, 12)
     over_time, rates, rest = picture.subfigures(3, 1)
     disk_pictures.regions(over_time, four, SHOWN_S)

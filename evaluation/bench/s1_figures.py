@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1F: figures 5 and 8 to 12 of Ling 2015, drawn from the model beside what the paper says of them.
+"""S1F: figures 5 and 8 to 12 of Ling 2015, by the model, beside the paper's text.
 
-Figures 1, 6 and 7 and tables 3 and 4 are S1's (s1_disk.py), as is the model.  The
-paper tells its figures in words, so what stands beside the model's figures is what
-the text has: shares and gains, not heights of bars.
+Figures 1, 6 and 7 and tables 3 and 4 are S1's (s1_disk.py), as is the model.  The paper has no
+numbers for its figures, so the comparison uses the text's shares and gains, not heights of bars.
 """
 
 import statistics
@@ -27,22 +26,25 @@ LAYOUTS = {
     "side by side": (workloads.FILES_AT[0], workloads.FILES_AT[0] + 1032 * workloads.MIB),
     "4 GiB apart": workloads.FILES_AT,
 }
-"""Where the two readers' files begin: the second one's right behind the first one's 1 GB and 128
-gaps, in one zone of 10^7 sectors; or as everywhere else, on both sides of such a zone's border."""
+"""Offsets of the two readers' files.
+
+The second file is right behind the first one's 1 GB and 128 gaps, in one zone of 10^7 sectors; or,
+as in all other runs, the files are on both sides of such a zone's border.
+"""
 SORT_BLOCKS, QUERY_READS = 4, 3000
 OTHERS = s1_disk.POLICIES[1:]
 PAPER_FIGURE_5 = {"2000 sectors": (46.0, 91.6), "10^7 sectors": (85.0, 71.2)}
-"""Seconds, and seeks at zero in %, of two readers of 2 GB."""
+"""Seconds, and percentage of seeks at zero, of two readers of 2 GB."""
 PAPER_SORT_MB_S = {"cfq": 1.26, "anticipatory": 1.28, "deadline": 1.38}
 PAPER_SORT_S = {"cfq": 1 / 0.82, "anticipatory": 1 / 0.80}
 PAPER_BESIDE_S = {"sort": 1 / 0.80, "q6": 1 / 0.91, "q19": 1 / 0.96}
-"""With cfq over with pregather."""
+"""Seconds with cfq over those with pregather."""
 PAPER_IOPS = {"pregather": (300, 80), "cfq": (200, 90)}
-"""Requests/s of a data guest and of the one with queries, on average: figure 11."""
+"""Mean requests/s of a data guest and of the one with queries: figure 11."""
 
 
 class Point(NamedTuple):
-    """Two sequential readers of one guest, with zones of one length."""
+    """Two sequential readers of one guest, with one zone length."""
 
     layout: str
     sectors: int
@@ -52,7 +54,7 @@ class Point(NamedTuple):
 
 @harness.measures("S1F")
 def run(say: harness.Say) -> harness.Result:
-    """Play what the figures show."""
+    """Run the figures' scenarios."""
     sweep = [zones(layout, sectors) for layout in LAYOUTS for sectors in ZONES]
     without = {
         layout: two_readers(layout, disk_schedulers.SCHEDULERS["cfq"]()) for layout in LAYOUTS
@@ -102,7 +104,7 @@ def zones(layout: str, sectors: int) -> Point:
 
 
 def figure_5(sweep: list[Point], without: Mapping[str, s1_disk.Run]) -> str:
-    """Return time and seeks at zero by length of zones, and with cfq."""
+    """Return time and seeks at zero by zone length, and with cfq."""
     rows = []
     for sectors in ZONES:
         points = [point for point in sweep if point.sectors == sectors]
@@ -117,7 +119,7 @@ def figure_5(sweep: list[Point], without: Mapping[str, s1_disk.Run]) -> str:
 
 
 def figures_8_9(sort: Mapping[str, s1_disk.Run]) -> str:
-    """Return what becomes of four sorts, and their seeks."""
+    """Return the results of four sorts, and their seeks."""
     own = sort["pregather"]
     rows = []
     for policy, found in sort.items():
@@ -132,7 +134,7 @@ def figures_8_9(sort: Mapping[str, s1_disk.Run]) -> str:
 
 
 def figure_10(both: Mapping[str, s1_disk.Run]) -> str:
-    """Return what becomes of sorts beside queries."""
+    """Return the results of sorts beside queries."""
     own, cfq = (ends(both[policy]) for policy in ("pregather", "cfq"))
     rows = [
         [policy, *ends(found).values(), *s1_disk.seek_shares(found)]
@@ -145,7 +147,7 @@ def figure_10(both: Mapping[str, s1_disk.Run]) -> str:
 
 
 def ends(found: s1_disk.Run) -> dict[str, float]:
-    """Return when the last application of each name ended."""
+    """Return the end of the last application of each name."""
     applications = [a for guest in found.guests for a in guest.applications]
     return {
         name: max(a.ended_s or 0.0 for a in applications if a.name == name)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1L: two guests on an agent whose disk rotates, and a peer that reads from it, in real time.
+"""S1L: two guests and a peer read from an agent with an emulated rotating disk.
 
-The agent's slab files lie on an emulated disk.  Each guest is a process with
-two threads that read far from each other in the same image, in order, past the
-page cache; meanwhile a guest on another host, whose cache is empty, reads a part
-of it through its own agent, which has it all from the first one.  The policies
-take turns on one warm agent, so they see the same bytes at the same places.
+The agent's slab files are on an emulated disk, in real time.  Each guest is a process with two
+threads that read distant parts of the same image sequentially, with O_DIRECT.  Meanwhile a guest on
+another host with an empty cache reads a part of it through its own agent, which fetches all of it
+from the first one.  The policies take turns on one warm agent, so they have the same bytes at the
+same places.
 """
 
 import concurrent.futures
@@ -41,7 +41,7 @@ IMAGE_BYTES = 160 * geometry.MIB
 POLICIES = ("none", "deadline", "cfq", "pregather")
 DEADLINE_S = 300
 COUNTS = "disk_counts"
-"""In the host's folder: what the emulated disk counts."""
+"""File in the host's folder with the emulated disk's counters."""
 READER = """
 import mmap, os, sys, threading
 path, length, *starts = sys.argv[1], *map(int, sys.argv[2:])
@@ -56,7 +56,7 @@ threads = [threading.Thread(target=read, args=[start]) for start in starts]
 
 
 class RotatingHost(local.LocalHost):
-    """This machine, with a disk that rotates under the agent."""
+    """This machine, with an emulated rotating disk under the agent."""
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         if pathlib.Path(argv[0]).name != "acstor-agent":
@@ -68,7 +68,7 @@ class RotatingHost(local.LocalHost):
 
 @dataclasses.dataclass(frozen=True)
 class Lab:
-    """An agent on a disk that rotates, with a warm cache, and what a peer needs to read from it."""
+    """An agent on a rotating disk with a warm cache, and the files for its peer."""
 
     folder: pathlib.Path
     zeros: local.ImageFolder
@@ -81,7 +81,7 @@ class Lab:
         return self.agent.image_path(self.image_id)
 
     def counts(self) -> dict[str, int]:
-        """Return what the disk has counted."""
+        """Return the disk's counters."""
         return rotating_agent.counts(self.agent.host.folder / COUNTS)
 
     def warm(self) -> None:
@@ -120,7 +120,7 @@ def started(folder: pathlib.Path) -> Iterator[Lab]:
     """Run the agent; it is the home of every chunk."""
     images = local.ImageFolder(folder / "images")
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
-    zeros = local.ImageFolder(folder / "zeros")  # the peer's source: no byte of it passes the check
+    zeros = local.ImageFolder(folder / "zeros")  # the peer's source: all bytes are wrong
     shutil.copy(images.map_path(image_id), zeros.map_path(image_id))
     zeros.path(image_id).touch()
     os.truncate(zeros.path(image_id), IMAGE_BYTES)
@@ -145,7 +145,7 @@ def started(folder: pathlib.Path) -> Iterator[Lab]:
 
 
 def ring_of(path: pathlib.Path, port: int) -> pathlib.Path:
-    """Write a table with the peer on it, so that it is answered, and hardly any chunk for it."""
+    """Write a table with few v-nodes for the peer, enough that the agent answers it."""
     table = hosts.ring_table({"h1": port, "h2": local.unused_port()})
     table["hosts"][0]["vnodes"], table["hosts"][1]["vnodes"] = 4000, 1
     path.write_text(json.dumps(table))
@@ -153,7 +153,7 @@ def ring_of(path: pathlib.Path, port: int) -> pathlib.Path:
 
 
 def measure(lab: Lab, policy: str, say: harness.Say) -> dict[str, Any]:
-    """Let two guests read with a policy, and a peer that has nothing yet."""
+    """Let two guests read with a policy, and a peer with an empty cache."""
     agents.request(lab.agent.control_socket, "set-disk-policy", policy=policy)
     starts = [number * (IMAGE_BYTES // PARTS) // 131072 * 131072 for number in range(PARTS)]
     peer_folder = lab.folder / f"h2-{policy}"
@@ -190,7 +190,7 @@ def measure(lab: Lab, policy: str, say: harness.Say) -> dict[str, Any]:
 
 
 def read_all(readers: Mapping[str, tuple[pathlib.Path, *tuple[int, ...]]]) -> dict[str, float]:
-    """Let all read at once, each a thread for each place; return how long each took."""
+    """Read with all in parallel, a thread per place; return their times."""
     began_s = time.monotonic()
     took_s = {}
     running = {

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1P: what to fetch ahead: nothing, what follows sequential readers, or vNavigator's units.
+"""S1P: read-ahead policies: none, sequential, or vNavigator's units.
 
-Reads of one image from one place over one link, in virtual time.  The traces are
-the chunks that the lab's image reads while it boots, as the builder records them,
-and what the guests of Ling 2015 read.  A reader that waits for a chunk goes before
-what is fetched ahead; nothing is in the cache at first.
+Reads of one image from one source over one link, in virtual time.  The traces are the chunks that
+the lab's image reads during its boot, as the builder records them, and the reads of the guests of
+Ling 2015.  A chunk that a reader waits for has priority over read-ahead; the cache starts empty.
 
-A chunk is a hit if it was here, or on its way, when a guest first asked for it.
-Waste is what was fetched ahead and never read, of all that was fetched.
+A chunk is a hit if it was cached or in flight at the first request for it.  Waste is the share of
+fetched chunks that were read ahead and never read.
 """
 
 import collections
@@ -52,7 +51,7 @@ MIXED = {"SR-M and RR": ("SR-M", "RR"), "SR-M and SR-S": ("SR-M", "SR-S"), "RR a
 
 
 class Read(NamedTuple):
-    """One read of a guest, and how long it thought before."""
+    """A read of a guest, and its think time before."""
 
     think_s: float
     offset: int
@@ -61,7 +60,7 @@ class Read(NamedTuple):
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of the reads of one trace."""
+    """The results of one trace."""
 
     chunks: int = 0
     hits: int = 0
@@ -79,27 +78,27 @@ class Outcome:
 
 
 class Link:
-    """Brings chunks one after the other; those that are waited for first."""
+    """Transfers one chunk at a time; those with a waiting reader first."""
 
     def __init__(self) -> None:
         self.due_s: dict[int, float] = {}
-        """Chunks that are here or on their way: when they are here."""
+        """Arrival times of chunks that are cached or in flight."""
         self._wishes: collections.OrderedDict[int, None] = collections.OrderedDict()
         self._free_s = 0.0
 
     def wish(self, chunk_no: int) -> None:
-        """Have a chunk brought when nothing else is to be brought."""
+        """Queue a chunk for an idle link."""
         if chunk_no not in self.due_s:
             self._wishes.setdefault(chunk_no)
 
     def advance(self, now_s: float) -> None:
-        """Begin to bring what was wished for, as far as there was time."""
+        """Start queued transfers, as far as there was time."""
         while self._wishes and self._free_s < now_s:
             self._bring(self._wishes.popitem(last=False)[0], self._free_s)
         self._free_s = max(self._free_s, now_s)
 
     def demand(self, chunk_no: int, now_s: float) -> None:
-        """Bring a chunk now."""
+        """Transfer a chunk now."""
         self._wishes.pop(chunk_no, None)
         self._bring(chunk_no, max(now_s, self._free_s))
 
@@ -109,7 +108,7 @@ class Link:
 
 
 def play(trace: Iterable[Read], predictor: readahead.Predictor) -> Outcome:
-    """Let a guest read what a trace says, each read when the one before was answered."""
+    """Replay a trace, each read after the response to the previous one."""
     link, outcome, read = Link(), Outcome(), set()
     now_s = 0.0
     for think_s, offset, length in trace:
@@ -142,7 +141,7 @@ def chunks_of(start: int, stop: int) -> range:
 
 
 def reads_of(parts: Sequence[str]) -> Iterator[Read]:
-    """Return what the applications of a guest read, one after the other in turn."""
+    """Return the reads of a guest's applications, interleaved."""
     journal = workloads.Journal(0)
     lanes = [
         _lane(application.steps)
@@ -165,7 +164,7 @@ def _lane(steps: Iterable[simulation.Think | list[simulation.Access]]) -> Iterat
 
 
 def sort_and_queries() -> dict[str, Iterator[Read]]:
-    """Return what a map of a sort reads, and a query."""
+    """Return the reads of a sort's map, and of a query."""
     rng, start = random.Random(1), workloads.FILES_AT[0]
     return {
         "sort": _lane(workloads.sort_map(rng, start, workloads.Journal(0), 2)),
@@ -174,10 +173,10 @@ def sort_and_queries() -> dict[str, Iterator[Read]]:
 
 
 def boot_reads(say: harness.Say) -> dict[str, list[Read]]:
-    """Boot the lab's image and return its chunks in the order of first touch.
+    """Boot the lab's image and return its chunks in the order of first access.
 
-    A recording has no times: the chunks are read once as fast as they come, and once evenly over
-    the time that the boot took.
+    A recording has no times: the chunks are read once at full speed, and once evenly over the
+    duration of the boot.
     """
     raw = guest_image.ensure(say).raw
     cut = geometry.Geometry(raw.stat().st_size, CHUNK)
@@ -213,7 +212,7 @@ def traces(say: harness.Say) -> dict[str, list[Read]]:
 
 @harness.measures("S1P")
 def run(say: harness.Say) -> harness.Result:
-    """Play all traces with all predictors."""
+    """Replay all traces with all predictors."""
     found = {
         name: {way: play(trace, make()) for way, make in PREDICTORS.items()}
         for name, trace in traces(say).items()
@@ -232,7 +231,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def table(found: dict[str, dict[str, Outcome]]) -> str:
-    """Return hits, waste and the time that guests waited."""
+    """Return hits, waste and the guests' wait time."""
     names = ["Reads", *(f"{way}: {what}" for way in PREDICTORS for what in ("hits", "waste", "s"))]
     made = prettytable.PrettyTable(names, align="r", float_format=".1")
     made.align["Reads"] = "l"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated cloud on which Nova's weighers place servers that arrive in bursts.
+"""A simulated cloud on which Nova's weighers place bursts of servers.
 
 It runs in the virtualenv of the OpenStack services: handler, stock weighers and normalization are
-Nova's, the weigher of images is acstor's.  Hosts, network and caches are those of
-``acstor_simulator``.  Requests, room and builds are as in nova-scheduler with one worker.
+Nova's, the image weigher is acstor's.  Hosts, network and caches are those of
+``acstor_simulator``.  Requests, capacity and builds are as in nova-scheduler with one worker.
 """
 
 import random
@@ -33,19 +33,19 @@ ZIPF = 1.0
 CHUNKS = 128
 SIZES = boot_traces.Sizes(stored=10_000_000, data=16_000_000)
 CACHED_IMAGES = 8
-"""Images for which a host's cache has room; unused ones are evicted, the oldest first."""
+"""Images that fit a host's cache; unused ones are evicted, the oldest first."""
 RAM_MB, VCPUS, DISK_MB = 128 * 1024, 128, 2000 * 1024
 FLAVORS = ((2, 0.5), (4, 0.3), (8, 0.2))
-"""GiB of memory and share; each GiB has one processor and 10 GiB of disk."""
+"""GiB of memory and share; each GiB has one VCPU and 10 GiB of disk."""
 BURST, BURST_S = 8.0, 2.0
-"""Mean size of a burst of one image, and its length."""
+"""Mean size of a burst from one image, and its length."""
 LIFE_S = 1200.0
 USED_SHARE = 0.6
-"""Mean use of all memory, which sets the rate of arrivals."""
+"""Mean use of all memory, which determines the arrival rate."""
 RUN_S = 3600.0
 BUILD_S = 8.0
 REPORT_S, TRAFFIC_S, LOOK_S = 15.0, 5.0, 15.0
-"""Intervals of reports about images and about links, and of samples of the hosts' use."""
+"""Intervals of image reports, of link reports, and of samples of the hosts' use."""
 WARM_SHARE = 0.95
 EXCHANGE = policies.ExchangePolicy(
     policies.AGENT,
@@ -66,7 +66,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(seed: int) -> Iterator[Arrival]:
-    """Yield the servers of a run, in order of time."""
+    """Yield the servers of a run, ordered by time."""
     rng = random.Random(f"{seed}/arrivals")
     popularity = [1 / rank**ZIPF for rank in range(1, IMAGES + 1)]
     mean_gb = sum(gb * share for gb, share in FLAVORS)
@@ -83,10 +83,10 @@ def arrivals(seed: int) -> Iterator[Arrival]:
 
 
 class Choice(NamedTuple):
-    """Where a server was placed.
+    """The placement of a server.
 
     :param is_warm: the host had ``WARM_SHARE`` of the boot set
-    :param was_possible: a host with as much had room
+    :param was_possible: such a host had room
     """
 
     host: int
@@ -95,7 +95,7 @@ class Choice(NamedTuple):
 
 
 class CloudHost:
-    """A simulated host, what its agent last reported, and Nova's view of it."""
+    """A simulated host, its agent's last report, and Nova's view of it."""
 
     def __init__(self, host: cloud.SimulatedHost, state: Any) -> None:
         self.host, self.state = host, state
@@ -108,12 +108,12 @@ class CloudHost:
         self._chunk_bytes = 0
 
     def has_room(self, server: Arrival) -> bool:
-        """Say whether Placement would offer this host."""
+        """Return whether Placement would return this host."""
         free_vcpus = VCPUS - self.state.vcpus_used
         return self.state.free_ram_mb >= server.ram_gb * 1024 and free_vcpus >= server.ram_gb
 
     def add(self, server: Arrival, sign: int = 1) -> None:
-        """Add a server, or take it away with -1."""
+        """Add a server, or remove it with sign -1."""
         self.state.free_ram_mb -= sign * server.ram_gb * 1024
         self.state.free_disk_mb -= sign * server.ram_gb * 10 * 1024
         self.state.vcpus_used += sign * server.ram_gb
@@ -129,11 +129,11 @@ class CloudHost:
         return boot_share, (boot + rest) / (len(image.chunks) + len(image.rest))
 
     def report(self, images: Sequence[boot_traces.TracedImage]) -> None:
-        """Report the images that are or come here."""
+        """Report the images that are cached or in delivery here."""
         self.reported = {number: self.shares(images[number]) for number in self.deliveries}
 
     def measure(self) -> None:
-        """Report the load of the busier direction of the link."""
+        """Report the load of the link's busier direction."""
         links = self.host.world.tree.host_links(self.host.number)
         sent = max(link.chunk_bytes for link in links)
         busy = (sent - self._chunk_bytes) / TRAFFIC_S + max(link.others for link in links)
@@ -141,7 +141,7 @@ class CloudHost:
 
 
 class Run:
-    """One run: all servers are placed by the weighers of ``order``.
+    """A run: the weighers of ``order`` place all servers.
 
     :param make_state: returns Nova's state of a host by its name
     :param order: returns Nova's states, the best first, for an image
@@ -186,10 +186,10 @@ class Run:
         for host in self.hosts:
             agenda.schedule_after(self._rng.uniform(0, REPORT_S), self._report, host)
             agenda.schedule_after(self._rng.uniform(0, TRAFFIC_S), self._measure, host)
-        agenda.schedule_after(LIFE_S, self._look)  # when the cloud is about as full as it will be
+        agenda.schedule_after(LIFE_S, self._look)  # when the cloud is about in its final state
 
     def run(self) -> None:
-        """Run all of it."""
+        """Run until RUN_S."""
         self._world.agenda.run(RUN_S)
 
     def _report(self, host: CloudHost) -> None:
@@ -205,7 +205,7 @@ class Run:
         self.spread.append(max(used) / statistics.fmean(used))
         self._world.agenda.schedule_after(LOOK_S, self._look)
 
-    # What the decision service and the weigher's cache say
+    # The decision service and the weigher's cache
 
     def lookup(self, image_id: str) -> host_weight.LocalityTable:
         """Return a table of an image as ``locality_cache`` would at this time."""
@@ -257,7 +257,7 @@ class Run:
         guests.Guest(host.host, image, task, self).start()
 
     def note_boot(self, guest: guests.Guest, ready_s: float, booted_s: float) -> None:
-        """Record the length of a boot."""
+        """Record the duration of a boot."""
         self.boot_s.append(booted_s)
 
     def delivery_to(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much room an installation takes: the measured numbers of doc/source/admin/operate.rst.
+"""Sizes of an installation: the measured numbers of doc/source/admin/operate.rst.
 
 ``python -m evaluation.bench.sizes`` prints JSON.  It needs root and FUSE.  Memory is resident
-memory of all processes of one agent, mapped files included; the database is SQLite, with as
-many hosts and images as R1 has, and the messages are as they go onto the bus.
+memory of all processes of one agent, mapped files included; the database is SQLite, with as many
+hosts and images as in R1, and message sizes are those on the bus.
 """
 
 import json
@@ -38,7 +38,7 @@ def memory_bytes(agent: agents.Agent) -> int:
 
 
 def of_agent(folder: pathlib.Path) -> dict[str, int]:
-    """Return what an agent takes: started, with an image, and when a guest has read of it."""
+    """Return an agent's memory: started, with an image, and after a guest's reads."""
     images = local.ImageFolder(folder / "images")
     image_id = images.add(local.random_bytes(IMAGE_BYTES))
     with hosts.running(folder / "h1", images, life_s=600) as agent:
@@ -54,7 +54,7 @@ def of_agent(folder: pathlib.Path) -> dict[str, int]:
 
 
 def of_decision(folder: pathlib.Path) -> dict[str, Any]:
-    """Return what a thousand hosts with ten images each take of the database and of the bus."""
+    """Return database and message sizes for a thousand hosts with ten images each."""
     file = folder / "decision.sqlite"
     client = r1_rest_list.make_client(f"sqlite:///{file}")
     table = client.get("/v1/ring", headers=conftest.ADMIN)

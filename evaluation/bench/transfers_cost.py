@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exchange's core costs: processor time for a chunk, memory for what is under way.
+"""The cost of the exchange's core: CPU time per chunk, memory in flight.
 
 ``python -m evaluation.bench.transfers_cost`` prints one line for each.  Batches are of 16
-chunks, from ``wanted`` to ``Complete``, without the shell: no bytes move.  Memory is that of
-``tracemalloc``.
+chunks, from the request to ``CompleteRead``, without the I/O shell: no bytes move.  Memory is that
+of ``tracemalloc``.
 """
 
 import functools
@@ -37,7 +37,7 @@ GUEST = priority.Priority.GUEST
 
 
 def chunk_refs(count: int, first: int = 0) -> list[chunk_ref.ChunkRef]:
-    """Return so many chunks of one image."""
+    """Return ``count`` chunks of one image."""
     found = []
     for number in range(first, first + count):
         cid = ids.Cid(blake3.blake3(number.to_bytes(8, "big")).digest()[:-1] + b"\0")
@@ -49,7 +49,7 @@ def chunk_refs(count: int, first: int = 0) -> list[chunk_ref.ChunkRef]:
 
 
 def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float) -> int:
-    """Do what is to be done, at once; return how many batches were completed."""
+    """Carry out actions at once; return the number of completed batches."""
     completed = 0
     for action in todo:
         if isinstance(action, actions.RequestChunks):
@@ -69,9 +69,9 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
 
 
 def us_a_chunk(one_home: bool) -> float:
-    """Return the microseconds of a chunk that a guest wants and a peer gives.
+    """Return the microseconds per chunk that a guest requests and a peer sends.
 
-    :param one_home: all chunks of a batch have one home, as where few hosts are
+    :param one_home: all chunks of a batch have one home, as with few hosts
     """
     machine = one_machine.Machine(hosts=2 if one_home else HOSTS)
     chunks = chunk_refs(CHUNKS)
@@ -92,7 +92,7 @@ def us_a_chunk(one_home: bool) -> float:
 
 
 def us_an_answer() -> float:
-    """Return the microseconds of a request of a peer for what is here."""
+    """Return the microseconds per request of a peer for a cached chunk."""
     machine = one_machine.Machine(hosts=HOSTS)
     chunks = [one_machine.chunk(number) for number in range(CHUNKS // 4)]
     machine.cache.update(chunk.cid for chunk in chunks)
@@ -107,7 +107,7 @@ def us_an_answer() -> float:
 
 
 def bytes_of(make: Callable[[], object]) -> int:
-    """Return the memory that something takes."""
+    """Return the memory of an object."""
     gc.collect()
     tracemalloc.start()
     kept = make()
@@ -119,7 +119,7 @@ def bytes_of(make: Callable[[], object]) -> int:
 
 
 def in_flight() -> tuple[one_machine.Machine, int]:
-    """Return a machine that waits for many chunks."""
+    """Return a machine with many pending chunks, and their number."""
     machine = one_machine.Machine(hosts=HOSTS)
     for at in range(0, CHUNKS, BATCH):
         machine.core.request_chunks(0.0, _CHUNKS[at : at + BATCH], GUEST, at)
@@ -130,7 +130,7 @@ _CHUNKS: list[chunk_ref.ChunkRef] = []
 
 
 def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
-    """Return ``count`` known holders that told, so many of each chunk, in whole segments."""
+    """Return an index of ``count`` holders, ``of_one`` per chunk, in whole segments."""
     known = location_index.LocationIndex(host_interning.HostInterning(), limit=4 * count)
     rng = random.Random(1)
     for _ in range(count // of_one // length):
@@ -141,7 +141,7 @@ def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
 
 
 def given(count: int, of_one: int, length: int) -> referrals.Referrals:
-    """Return ``count`` hosts that were given chunks, so many of each chunk, in whole segments."""
+    """Return ``count`` served hosts, ``of_one`` per chunk, in whole segments."""
     known = referrals.Referrals(host_interning.HostInterning(), limit_bytes=1 << 40)
     rng, [ref] = random.Random(1), chunk_refs(1)
     for _ in range(count // of_one // length):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V1: how many servers the weigher brings to hosts that have their image, and what it costs.
+"""V1: the share of servers that the weigher places on warm hosts, and its cost.
 
-40 simulated hosts, 20 images of a Zipf mix, and servers that arrive in bursts of one image.  Nova's
-handler and its weighers for memory, processors, disk and builds place them, once alone and once
-beside acstor's (``nova_weighing``).  V1 is the share of servers on a host with 95 % of the boot
-set, of those for which such a host had room.  V1b is the memory in use on the busiest host over
-the mean, by that without the weigher.  V1c is the processor time in the weigher for 1,000 hosts.
+40 simulated hosts, 20 images by Zipf's law, and servers in bursts from one image.  Nova's handler
+and its weighers for memory, processors, disk and builds place them, once alone and once with
+acstor's (``nova_weighing``).  V1 is the share of servers on a host with 95 % of the boot set, among
+those for which such a host had room.  V1b is the used memory of the busiest host over the mean,
+divided by that without the weigher.  V1c is the processor time in the weigher for 1,000 hosts.
 """
 
 import json
@@ -45,9 +45,9 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def simulate() -> dict[str, Any]:
-    """Return what ``nova_weighing`` prints in the virtualenv of the OpenStack services.
+    """Return the output of ``nova_weighing`` in the OpenStack services' virtualenv.
 
-    :raises harness.CannotRun: it fails; says what it wrote
+    :raises harness.CannotRun: it fails; has its output
     """
     done = subprocess.run(
         [installed.BIN / "python", "-W", "ignore", "-m", MODULE, str(SEED)],
@@ -69,7 +69,7 @@ def simulate() -> dict[str, Any]:
 
 
 def draw(picture: figure.Figure, found: dict[str, Any]) -> None:
-    """Draw both runs beside each other."""
+    """Draw both runs."""
     names = ("stock", "acstor")
     for axes, (key, title) in zip(
         picture.subplots(1, 2),

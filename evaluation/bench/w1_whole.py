@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""W1: how long a used image takes to become whole, and what that costs a guest's own reads.
+"""W1: the time to cache a used image completely, and its cost for a guest's reads.
 
-Three hosts on one ring, links of one rate.  Two of them have all images; the
-third opens one, as an instance does, reads nothing of it, and lets it become
-whole.  W1 is the time until then, counted from when its boot is over, over the
-time that the bytes it lacks then take on the link: it is the home of a third,
-which it got while the others were given the image.
+Three hosts on one ring, links of one rate.  Two of them have all images; the third opens one, as an
+instance does, reads nothing, and fills it in the background.  W1 is the time until the image is
+fully cached, from the end of its boot, over the link time of the bytes missing then: the host is
+the home of a third, which it received while the others filled theirs.
 
-Then a guest of the third host reads chunks of another image, each once, at an
-even rate, while a second image becomes whole and while it is paused, in turns.
-W1a is the 99th percentile of the reads' latency while it becomes whole over
-that of the others.
+Then a guest of the third host reads chunks of another image, each once, at an even rate, while a
+second image is filled and while its fill is paused, in turns.  W1a is the 99th percentile of the
+reads' latency during the fill over that during the pauses.
 """
 
 import itertools
@@ -55,7 +53,7 @@ OPTIONS = {
 
 @harness.measures("W1", "W1a")
 def run(say: harness.Say) -> harness.Result:
-    """Let images become whole on one of three hosts."""
+    """Let one of three hosts fill images."""
     sizes = (W1_BYTES, W1A_BYTES, GUEST_BYTES)
     parts = (local.random_bytes(size, seed) for seed, size in enumerate(sizes))
     with collective.images(*parts) as images:
@@ -89,7 +87,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]:
-    """Open the first image; return what it lacked after its boot, and how long that took."""
+    """Open the first image; return the bytes missing after its boot, and fill time."""
     agent, image_id = cloud.agents[TAKER], cloud.images.ids[0]
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
@@ -111,7 +109,7 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]
 
 
 def wait_filling(agent: agents.Agent, image_id: str) -> None:
-    """Wait until the boot of an image's guest is over, and the image begins to become whole."""
+    """Wait until the boot of an image's guest is over, and the fill starts."""
 
     def is_filling() -> bool:
         return whole(agent, image_id).get("state") not in (None, "booting", "queued")
@@ -120,13 +118,13 @@ def wait_filling(agent: agents.Agent, image_id: str) -> None:
 
 
 def whole(agent: agents.Agent, image_id: str) -> dict[str, Any]:
-    """Return how far an image is."""
+    """Return an image's fill status."""
     found: dict[str, Any] = agent.status()["images"].get(image_id, {}).get("fill") or {}
     return found
 
 
 def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[float]]:
-    """Read what the host has not got, while another image becomes whole and while it is paused."""
+    """Read uncached chunks while another image is filled and while it is paused."""
     agent, data = cloud.agents[TAKER], cloud.images.data(2)
     _, filled, read = (agent.image_path(image_id) for image_id in cloud.images.ids)
     filled_id = cloud.images.ids[1]
@@ -135,7 +133,7 @@ def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[flo
     latencies: dict[str, list[float]] = {"becomes whole": [], "paused": []}
     fds = [os.open(filled, os.O_RDONLY), os.open(read, os.O_RDONLY | os.O_DIRECT)]
     try:
-        agent.ctl("pause", cloud.images.ids[2])  # the guest alone fetches it
+        agent.ctl("pause", cloud.images.ids[2])  # only the guest fetches it
         time.sleep(2 * BOOT_S + 1)
         for turn, name in zip(range(2 * TURNS), itertools.cycle(latencies), strict=False):
             agent.ctl("resume" if name == "becomes whole" else "pause", filled_id)
@@ -154,7 +152,7 @@ def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[flo
 
 
 def read_for(fd: int, data: mmap.mmap, offsets: list[int]) -> list[float]:
-    """Read chunks that were never read, at an even rate, for a turn; return the latencies."""
+    """Read unread chunks at an even rate for a turn; return the latencies."""
     buffer, found = mmap.mmap(-1, READ_BYTES), []
     end_s = time.monotonic() + TURN_S
     due_s = time.monotonic()
@@ -170,7 +168,7 @@ def read_for(fd: int, data: mmap.mmap, offsets: list[int]) -> list[float]:
 
 
 def draw(picture: figure.Figure, latencies: dict[str, list[float]]) -> None:
-    """Draw how the latencies are distributed."""
+    """Draw the distribution of the latencies."""
     axes = picture.subplots()
     for name, found in latencies.items():
         axes.ecdf([1e3 * one for one in found], label=name)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""W1b: what it costs a guest's boot that another image of its host becomes whole meanwhile.
+"""W1b: the cost of another image's background fill for a guest's boot.
 
 A cold host with a link of 100 Mbit/s to the image server.  Another image of 2 GiB is open there, as
-an instance has it: it becomes whole, or it is paused.  Then the lab's guest boots from the mirror
-of its own image, of which nothing is on the host, without a boot image.  In turns, each with a new
-agent and an empty cache; W1b is the median of the ratios of neighbouring turns.
+by an instance: it is filled, or its fill is paused.  Then the lab's guest boots from the mirror of
+its own image, uncached and without a boot image.  In turns, each with a new agent and an empty
+cache; W1b is the median of the ratios of neighbouring turns.
 """
 
 import contextlib
@@ -24,17 +24,19 @@ from tests.lab import tuned
 
 PAIRS = 5
 WARM_S = 2.0
-"""The rate at which an image becomes whole has found the link's by then."""
+"""By then, the fill rate has adapted to the link."""
 BOOT_IDLE_S = 20.0
-"""The other image counts as booting for so long, and the guest's after its last read, instead of a
-minute."""
+"""The end of a boot after the last read, instead of a minute.
+
+It holds for the other image and for the guest's.
+"""
 OPTIONS = w1_whole.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
 WAYS = ("paused", "becomes whole")
 
 
 @harness.measures("W1b")
 def run(say: harness.Say) -> harness.Result:
-    """Boot a guest on a cold host, beside an image that becomes whole and beside one that waits."""
+    """Boot a guest on a cold host, with another image's fill running and paused."""
     guest = guest_image.ensure(say)
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with collective.images(local.random_bytes(w1_whole.W1_BYTES, 1)) as images:
@@ -52,7 +54,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -> float:
-    """Return how long a guest takes to its login prompt, in seconds."""
+    """Return a guest's time to its login prompt, in seconds."""
     cloud = collective.Cloud(1, w1_whole.LINK_MBIT, images)
     with cloud.running(**OPTIONS), contextlib.ExitStack() as stack:
         agent, other_id = cloud.agents[0], images.ids[0]

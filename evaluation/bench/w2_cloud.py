@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""W2: how long a used image takes to be kept twice by the cloud.
+"""W2: the time until the cloud has two copies of a used image.
 
-Hosts on one ring with ``keep_images = cloud``, links of one rate, and an image server whose link
-has the rate of all of them together. One host is told to keep an image of which no host has a
-byte. W2 is the time until that host says that each chunk is kept by two hosts, over the time that
-the image's bytes take on all links together. Each byte goes to two hosts, so less than 2 is not to
-be had where links are what limits.
+Hosts on one ring with ``keep_images = cloud``, links of one rate, and an image server with the sum
+of their rates. One host pins an image that no host has. W2 is the time until that host reports two
+copies of each chunk, over the transfer time of the image's bytes at the sum of all links' rates.
+Each byte goes to two hosts, so 2 is the minimum if links are the limit.
 """
 
 import time
@@ -27,7 +26,7 @@ OPTIONS = w1_whole.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
 
 @harness.measures("W2")
 def run(say: harness.Say) -> harness.Result:
-    """Let an image become whole in a cloud of four cold hosts."""
+    """Let a cloud of four cold hosts cache an image."""
     with collective.images(local.random_bytes(IMAGE_BYTES, 2)) as images:
         cloud = collective.Cloud(HOSTS, LINK_MBIT, images, [range(HOSTS)])
         with cloud.running(**OPTIONS):
@@ -54,7 +53,7 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float, float]]:
-    """Have the first host keep the image; return its share in the cloud, second by second."""
+    """Pin the image at the first host; return its share in the cloud over time."""
     agent, image_id = cloud.agents[0], cloud.images.ids[0]
     began_s = told_s = time.monotonic()
     agent.ctl("attach", image_id)
@@ -74,7 +73,7 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float,
 
 
 def draw(picture: figure.Figure, seen: list[tuple[float, float]], limit_s: float) -> None:
-    """Draw how the image comes to be kept, beside what the links allow."""
+    """Draw the image's share over time, with the links' limit."""
     axes = picture.subplots()
     axes.plot([at_s for at_s, _ in seen], [100 * share for _, share in seen], label="kept twice")
     axes.plot([0, 2 * limit_s], [0, 100], linestyle="--", label="each byte on two links")

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gigabyte costs on the way between two agents, without guests and without the exchange.
+"""The CPU cost of a gigabyte between two agents, without guests and exchange.
 
-Two processes over the loopback: the giver reads from its cache, the reader checks and stores in
+Two processes over the loopback: the sender reads from its cache, the reader checks and stores in
 its own, chunks of 64 KiB, WINDOW reads of 1 MiB at a time.  Two ways:
 
 ``floor``    plain sockets, requests of 1 MiB, a file on each side (``plain_sockets``)
-``batches``  connections as they are: 16 chunks a request, answers as they come
+``batches``  the real connections: 16 chunks per request, answers as they arrive
 
-What is read is in the page cache, and so is what is written over: the image goes over once
-before it is measured.
+All read and overwritten data are in the page cache: the image is transferred once before the
+measurement.
 
 ``python -m evaluation.bench.wire_cost [way ...] [mode ...]`` prints CPU seconds per GB of each
-end, the least of ROUNDS turns: what else runs can only add.
+end, the least of ROUNDS turns: other load can only add.
 """
 
 import itertools
@@ -60,7 +60,7 @@ AUTHORITY = certificates.Authority.create("bench", time.time(), 86400)
 
 
 def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.Credentials | None:
-    """Make what a host proves itself with."""
+    """Make the credentials of a host."""
     if mode == "insecure":
         return None
     where = folder / f"identity-{host}-{mode}"
@@ -79,7 +79,7 @@ def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.C
 
 
 def open_cache(folder: pathlib.Path) -> cache_files.CacheFiles:
-    """Open a cache that has room for the image in one file, so that it is written over."""
+    """Open a cache with room for the image in one file, which is then overwritten."""
     room = IMAGE_BYTES + 8 * geometry.MIB
     return cache_files.CacheFiles.open(folder, room, room)
 
@@ -101,13 +101,11 @@ async def fill(folder: pathlib.Path, image: pathlib.Path) -> list[ids.Cid]:
     return cids
 
 
-# The giver
+# The sender
 
 
 class Giver:
-    """Gives what is in the cache to whom proves to know it; an
-    ``server_connection.RequestHandler``.
-    """
+    """Serves the cache to requesters with proof; a ``RequestHandler``."""
 
     def __init__(
         self, cache: cache_files.CacheFiles, cids: list[ids.Cid], nursery: trio.Nursery
@@ -120,7 +118,7 @@ class Giver:
         requests: Sequence[peer_wire.ChunkRequest],
         arrived_s: float,
     ) -> None:
-        """Answer what came together in one reply."""
+        """Answer the requests of a batch in one reply."""
         cids = [self._cids[request.offset // CHUNK] for request in requests]
         for cid, request in zip(cids, requests, strict=True):
             assert peer_wire.proof_of(cid, connection.host, GIVER) == request.proof
@@ -139,7 +137,7 @@ class Giver:
         request: peer_wire.ChunkRequest,
         cid: ids.Cid,
     ) -> None:
-        """Read what is not in the page cache."""
+        """Read a chunk that is not in the page cache."""
         data = await self._cache.read_chunk(cid)
         assert data is not None
         connection.send_answers([peer_wire.Chunk(request.request_id, data)])
@@ -147,22 +145,22 @@ class Giver:
     def requests_cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
-        """Nothing waits."""
+        """Do nothing: there are no pending requests."""
 
     def priorities_raised(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
-        """Nothing waits."""
+        """Do nothing: there are no pending requests."""
 
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
-        """Nothing is watched."""
+        """Do nothing."""
 
     def connection_ended(self, connection: server_connection.ServerConnection) -> None:
-        """Nothing is kept."""
+        """Do nothing: connections have no state."""
 
 
 async def give(folder: pathlib.Path, cids: list[ids.Cid], mode: str, pipe: socket.socket) -> None:
-    """Serve; tell the port, then, when told to, what it cost."""
+    """Serve; send the port, then, on request, the CPU time."""
     cache = open_cache(folder / "giver")
     made = identity(GIVER, mode, folder)
     net = peer_network.PeerNetwork(GIVER, admission=admission.Admission(), credentials=made)
@@ -188,7 +186,7 @@ async def told(pipe: socket.socket) -> None:
 
 
 class Reader:
-    """Reads the image, WINDOW reads at a time, checks and stores."""
+    """Reads the image with WINDOW concurrent reads, checks and stores it."""
 
     def __init__(
         self,
@@ -202,7 +200,7 @@ class Reader:
         self._numbers = itertools.count(1)
 
     async def go_over(self, times: int, work: Callable[[], Awaitable[None]]) -> None:
-        """Read the image so many times, and have it on disk."""
+        """Read the image ``times`` times, and write it to disk."""
         self._left = iter([*range(0, COUNT, READ_CHUNKS)] * times)
         async with trio.open_nursery() as reading:
             for _ in range(WINDOW):
@@ -216,12 +214,12 @@ class Reader:
         self._cache.store_chunk(cid, data)
 
     def forget(self, at: int) -> None:
-        """Let a chunk be stored again."""
+        """Allow a chunk to be stored again."""
         for cid in self._cids[at : at + READ_CHUNKS]:
             self._cache.drop_chunk(cid)
 
     async def by_batches(self) -> None:
-        """Read with a request and an event for each read."""
+        """Read with a request and an event per read."""
         for at in self._left:
             self.forget(at)
             has_all = trio.Event()
@@ -259,7 +257,7 @@ class Reader:
 async def read(
     folder: pathlib.Path, cids: list[ids.Cid], mode: str, pipe: socket.socket, port: int
 ) -> plain_sockets.Cost:
-    """Read all of it; return what it cost."""
+    """Read the whole image; return the cost."""
     cache = open_cache(folder / f"reader-{time.monotonic_ns()}")
     made = identity(READER, mode, folder)
     net = peer_network.PeerNetwork(READER, admission=admission.Admission(), credentials=made)
@@ -284,7 +282,7 @@ async def read(
 
 
 def measure(folder: pathlib.Path, cids: list[ids.Cid], way: str, mode: str) -> dict[str, Any]:
-    """Let one giver and one reader exchange the image."""
+    """Let one sender and one reader transfer the image."""
     if way == "floor":
         cost = plain_sockets.move(
             folder / "image", folder / "stored", cids, unmeasured=1, repeats=REPEATS
@@ -304,7 +302,7 @@ def measure(folder: pathlib.Path, cids: list[ids.Cid], way: str, mode: str) -> d
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the arguments name, or everything."""
+    """Measure the ways and modes in the arguments, or all."""
     ways = [way for way in WAYS if way in arguments] or WAYS
     modes = [mode for mode in MODES if mode in arguments] or MODES
     with tempfile.TemporaryDirectory(prefix="acstor-wire-") as name:
