@@ -2,19 +2,14 @@
 """Health checks of a cloud: functions of one snapshot that yield findings with remedies."""
 
 import collections
-import enum
 from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
 from acstor_common.wire import decision_messages
 from acstor_decision.core import cloud_state
+from acstor_decision.core import finding
 
-NAMED: Final = 20  # number of subjects that a finding names; it counts all
 LATE_S: Final = 60.0  # hosts receive a new v-node table within this time
 WAIT_S: Final = 30.0  # longer waits may soon cause errors in guests
 UNHEARD_S: Final = 120.0  # an enrolled host sends its first sample within seconds
@@ -38,54 +33,18 @@ FAILURE_REMEDIES: Final = {
 """Remedies by the reason that a checkpoint daemon reports."""
 
 
-class Severity(enum.StrEnum):
-    """Severity of a finding; the health of the cloud is that of its worst finding."""
-
-    OK = "ok"
-    WARNING = "warning"  # guests read, but slower or less safely than intended
-    ERROR = "error"  # guests wait or fail, or hosts will soon lose their peers
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem.
-
-    :param code: its kind, for machines
-    :param count: number of hosts, images or servers that have it
-    :param subjects: the first of these, the worst first, with details
-    :param remedy: action of the operator
-    """
-
-    code: str
-    severity: Severity
-    message: str
-    count: int
-    subjects: list[str]
-    remedy: str
-
-
-def find_problems(seen: cloud_state.CloudState) -> list[Finding]:
+def find_problems(seen: cloud_state.CloudState) -> list[finding.Finding]:
     """Return the findings of all checks, the worst first."""
     found = [problem for check in CHECKS for problem in check(seen)]
-    order = list(Severity)
+    order = list(finding.Severity)
     return sorted(found, key=lambda problem: -order.index(problem.severity))
 
 
-def worst_severity(found: Iterable[Finding]) -> Severity:
-    """Return the severity of the worst finding.
-
-    >>> worst_severity([])
-    <Severity.OK: 'ok'>
-    """
-    return max(
-        (problem.severity for problem in found), key=list(Severity).index, default=Severity.OK
-    )
-
-
-def _enrolled(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _enrolled(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if not seen.hosts:
-        yield _finding(
+        yield finding.make_finding(
             "no-hosts",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "no host has enrolled or sent a sample",
             [],
             "install acstor-agent on a host, with [enrolment] and transport_url; its log says why "
@@ -96,9 +55,9 @@ def _enrolled(seen: cloud_state.CloudState) -> Iterator[Finding]:
         for host in seen.hosts
         if host.unheard_s is not None and host.unheard_s > UNHEARD_S
     ]:
-        yield _finding(
+        yield finding.make_finding(
             "host-no-samples",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "hosts enrolled but never sent a sample",
             unheard,
             "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
@@ -107,25 +66,25 @@ def _enrolled(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _silent(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _silent(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     silent = [
         host.name
         for host in seen.hosts
         if not host.is_heard and not host.is_waiting and host.unheard_s is None
     ]
     if silent and not any(host.is_heard for host in seen.hosts):
-        yield _finding(
+        yield finding.make_finding(
             "no-samples",
-            Severity.ERROR,
+            finding.Severity.ERROR,
             "acstor-decision receives no samples",
             [*([f"instance {seen.instance}: the last leader"] if seen.instance else []), *silent],
             "check that acstor-decision and the broker run, and read the log of acstor-decision "
             "on the last leader; hosts continue with the v-node table that they have",
         )
     elif silent:
-        yield _finding(
+        yield finding.make_finding(
             "host-silent",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "hosts send no samples",
             silent,
             "check acstor-agent there (systemctl status acstor-agent); delete the record of a host "
@@ -133,18 +92,18 @@ def _silent(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _waiting(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _waiting(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if waiting := [host.name for host in seen.hosts if host.is_waiting]:
-        yield _finding(
+        yield finding.make_finding(
             "host-waiting",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "hosts wait for approval to enrol",
             waiting,
             "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
         )
 
 
-def _certificates(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _certificates(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     left = sorted(
         (
             (host.name, host.lifetime_left)
@@ -156,18 +115,22 @@ def _certificates(seen: cloud_state.CloudState) -> Iterator[Finding]:
     remedy = "acstor-agent-ctl status there says under Identity why the renewal fails"
     if ended := [name for name, share in left if share <= 0]:
         message = "certificates have expired; other hosts will soon refuse these hosts"
-        yield _finding("certificate-expired", Severity.ERROR, message, ended, remedy)
+        yield finding.make_finding(
+            "certificate-expired", finding.Severity.ERROR, message, ended, remedy
+        )
     if soon := [name for name, share in left if 0 < share < ENDS_SHARE]:
         message = "certificates expire soon and were not renewed"
-        yield _finding("certificate-expires", Severity.WARNING, message, soon, remedy)
+        yield finding.make_finding(
+            "certificate-expires", finding.Severity.WARNING, message, soon, remedy
+        )
 
 
-def _tables(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _tables(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if not seen.epoch:
         if seen.hosts:
-            yield _finding(
+            yield finding.make_finding(
                 "no-table",
-                Severity.WARNING,
+                finding.Severity.WARNING,
                 "no v-node table was published, so hosts exchange no chunks",
                 [],
                 "check in the log of acstor-decision that an instance leads and receives samples",
@@ -176,22 +139,22 @@ def _tables(seen: cloud_state.CloudState) -> Iterator[Finding]:
     is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S
     late = [host for host in seen.hosts if host.is_heard and host.epoch < seen.epoch]
     if is_due and late:
-        yield _finding(
+        yield finding.make_finding(
             "table-old",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             f"hosts use an older v-node table than {seen.epoch}",
             [f"{host.name}: {host.epoch}" for host in sorted(late, key=lambda host: host.epoch)],
             "tables arrive over the message bus: see the log of acstor-agent there",
         )
 
 
-def _late_reads(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _late_reads(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if late := [
         (host, report) for host, report in _reported(seen) if report.longest_wait_s > WAIT_S
     ]:
-        yield _finding(
+        yield finding.make_finding(
             "reads-wait",
-            Severity.ERROR,
+            finding.Severity.ERROR,
             f"guests' requests have waited for more than {WAIT_S:g} s",
             [
                 f"{host.name}: {report.waiting} requests, {report.longest_wait_s:.0f} s"
@@ -203,23 +166,23 @@ def _late_reads(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _io_errors(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     reported = list(_reported(seen))
     if lost := [
         f"{host.name}: {guest}" for host, report in reported for guest in report.on_dead_mounts
     ]:
-        yield _finding(
+        yield finding.make_finding(
             "mount-dead",
-            Severity.ERROR,
+            finding.Severity.ERROR,
             "guests use a dead mount and get I/O errors",
             lost,
             "restart these servers (openstack server reboot --hard); they then read through the "
             "current mount",
         )
     if failed := [(host, report) for host, report in reported if report.failed_reads]:
-        yield _finding(
+        yield finding.make_finding(
             "reads-failed",
-            Severity.ERROR,
+            finding.Severity.ERROR,
             "guests got I/O errors in the last hour",
             [
                 f"{host.name}: {report.failed_reads}"
@@ -230,11 +193,11 @@ def _io_errors(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _fallbacks(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _fallbacks(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if back := [(host, report) for host, report in _reported(seen) if report.fallbacks]:
-        yield _finding(
+        yield finding.make_finding(
             "nova-fallback",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "Nova fell back to its own download in the last hour",
             [
                 f"{host.name}: {_counted(report.fallbacks)}"
@@ -245,7 +208,7 @@ def _fallbacks(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _parts(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _parts(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     broken = [
         f"{host.name}: {what}: {trouble.why}"
         for host, health in _reported(seen)
@@ -253,29 +216,29 @@ def _parts(seen: cloud_state.CloudState) -> Iterator[Finding]:
         if seen.now_s - trouble.since_s > TROUBLE_S
     ]
     if broken:
-        yield _finding(
+        yield finding.make_finding(
             "agent-fault",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "parts of agents fail; guests read without them",
             broken,
             "acstor-agent-ctl status there lists them under Faults, with their beginning",
         )
     versions = {health.version for _, health in _reported(seen) if health.version}
     if len(versions) > 1:
-        yield _finding(
+        yield finding.make_finding(
             "versions-differ",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "hosts run different versions of acstor",
             sorted(f"{host.name}: {health.version}" for host, health in _reported(seen)),
             "expected during an upgrade; otherwise upgrade the other hosts",
         )
 
 
-def _images(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _images(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if seen.images is None:
-        yield _finding(
+        yield finding.make_finding(
             "glance-unreachable",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "Glance does not list its images",
             [seen.why_no_images] if seen.why_no_images else [],
             "try openstack image list; the REST API uses the address of [glance] endpoint_override "
@@ -284,9 +247,9 @@ def _images(seen: cloud_state.CloudState) -> Iterator[Finding]:
         return
     late = [image for image in seen.images if image.state is cloud_state.ImageState.NOT_BEGUN]
     if late:
-        yield _finding(
+        yield finding.make_finding(
             "image-not-prepared",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "images are not prepared, so Nova downloads them itself",
             [f"{image.image_id} ({image.name})" for image in late],
             "check that acstor-glance-listener runs and receives Glance's notifications; its log "
@@ -294,24 +257,24 @@ def _images(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
     failed = [image for image in seen.images if image.state is cloud_state.ImageState.FAILED]
     if failed:
-        yield _finding(
+        yield finding.make_finding(
             "image-failed",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "the preparation of images failed, so Nova downloads them itself",
             [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
             "the listener tries again; to try now: openstack acstor image prepare --force <image>",
         )
 
 
-def _listeners(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _listeners(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if silent := [
         f"{listener.name}: for {listener.reported_ago_s / 60:.0f} min"
         for listener in sorted(seen.listeners, key=lambda listener: -listener.reported_ago_s)
         if listener.reported_ago_s > LISTENER_S
     ]:
-        yield _finding(
+        yield finding.make_finding(
             "listener-silent",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "Glance listeners are silent",
             silent,
             "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
@@ -320,11 +283,11 @@ def _listeners(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _fills(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _fills(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if seen.unfinished:
-        yield _finding(
+        yield finding.make_finding(
             "image-not-cached",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "images in use do not become fully cached",
             [f"{image.host}: {image.image_id}: {image.why}" for image in seen.unfinished],
             "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
@@ -332,7 +295,7 @@ def _fills(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _checkpoints(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     ages = [
         (seen.now_s - checkpoint.taken_s, checkpoint)
         for checkpoint in seen.checkpoints
@@ -345,9 +308,9 @@ def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
     ]
     if late:
         late.sort(key=lambda pair: -pair[0] / pair[1].interval_s)
-        yield _finding(
+        yield finding.make_finding(
             "checkpoint-late",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "checkpoints are older than their interval",
             [f"{checkpoint.instance_id}: {age_s / 60:.0f} min" for age_s, checkpoint in late],
             "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
@@ -355,7 +318,7 @@ def _checkpoints(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[Finding]:
+def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     if failing := [
         (host, failure)
         for host, failures in sorted(seen.checkpoint_failures.items())
@@ -363,9 +326,9 @@ def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[Finding]:
     ]:
         reasons = {failure.reason for _, failure in failing}
         remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]
-        yield _finding(
+        yield finding.make_finding(
             "checkpoint-failed",
-            Severity.WARNING,
+            finding.Severity.WARNING,
             "checkpoints or vaults fail",
             [
                 f"{fault.instance_id or 'vault'} on {host}: {fault.reason} {fault.holder}".rstrip()
@@ -375,7 +338,7 @@ def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[Finding]:
         )
 
 
-CHECKS: Final[tuple[Callable[[cloud_state.CloudState], Iterator[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[cloud_state.CloudState], Iterator[finding.Finding]], ...]] = (
     _enrolled,
     _silent,
     _waiting,
@@ -408,16 +371,3 @@ def _counted(counts: dict[str, int]) -> str:
     'b 3, a 1'
     """
     return ", ".join(f"{what} {times}" for what, times in collections.Counter(counts).most_common())
-
-
-def _finding(
-    code: str, severity: Severity, message: str, subjects: Collection[str], remedy: str
-) -> Finding:
-    return Finding(
-        code=code,
-        severity=severity,
-        message=message,
-        count=len(subjects),
-        subjects=list(subjects)[:NAMED],
-        remedy=remedy,
-    )

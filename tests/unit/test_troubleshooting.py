@@ -182,7 +182,8 @@ def test_every_finding_of_status_has_a_row() -> None:
     found = {
         node.args[0].value
         for node in calls
-        if ast.unparse(node.func) == "_finding" and isinstance(node.args[0], ast.Constant)
+        if ast.unparse(node.func) == "finding.make_finding"
+        and isinstance(node.args[0], ast.Constant)
     }
     assert found == set(quotes(ADMIN / "troubleshooting.rst"))
 

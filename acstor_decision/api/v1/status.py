@@ -15,6 +15,7 @@ from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
 from acstor_decision.core import cloud_state
 from acstor_decision.core import enrolment_rules
+from acstor_decision.core import finding
 from acstor_decision.core import health_checks
 from acstor_decision.db import image_queries
 from acstor_decision.db import models
@@ -124,8 +125,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     :param images: null: Glance does not answer
     """
 
-    health: health_checks.Severity
-    findings: list[health_checks.Finding]
+    health: finding.Severity
+    findings: list[finding.Finding]
     hosts: HostCounts
     ring: RingStatus | None
     images: ImageCounts | None
@@ -160,7 +161,7 @@ def show(call: operation.Call) -> Status:
         )
     )
     return Status(
-        health=health_checks.worst_severity(findings),
+        health=finding.worst_severity(findings),
         findings=findings,
         hosts=_host_counts(seen_hosts),
         ring=_ring(published, seen_hosts),

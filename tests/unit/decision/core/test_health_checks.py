@@ -7,6 +7,7 @@ import pytest
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
 from acstor_decision.core import cloud_state
+from acstor_decision.core import finding
 from acstor_decision.core import health_checks
 
 NOW_S = 1_800_000_000.0
@@ -82,7 +83,7 @@ FOUND = {
 def test_each_problem_gives_one_finding_with_a_remedy(code):
     (found,) = health_checks.find_problems(FOUND[code])
     assert found.code == code
-    assert found.remedy and found.severity is not health_checks.Severity.OK
+    assert found.remedy and found.severity is not finding.Severity.OK
     assert found.count == len(found.subjects)
 
 
@@ -114,7 +115,7 @@ def test_every_check_has_a_test_case():
 )
 def test_healthy_state_gives_no_finding(picture):
     assert health_checks.find_problems(picture) == []
-    assert health_checks.worst_severity([]) is health_checks.Severity.OK
+    assert finding.worst_severity([]) is finding.Severity.OK
 
 
 def test_finding_names_the_last_leader_when_no_host_is_heard():
@@ -126,7 +127,7 @@ def test_findings_are_sorted_by_severity():
     picture = seen(told(failed_reads=1), host("h2", is_heard=False))
     found = health_checks.find_problems(picture)
     assert [one.code for one in found] == ["reads-failed", "host-silent"]
-    assert health_checks.worst_severity(found) is health_checks.Severity.ERROR
+    assert finding.worst_severity(found) is finding.Severity.ERROR
 
 
 def test_subjects_are_sorted_by_severity():
@@ -160,4 +161,4 @@ def test_checkpoint_failures_have_remedies_and_list_vaults_first():
 def test_finding_counts_all_subjects_and_names_some():
     silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
     (found,) = health_checks.find_problems(seen(host(), *silent))
-    assert (found.count, len(found.subjects)) == (30, health_checks.NAMED)
+    assert (found.count, len(found.subjects)) == (30, finding.NAMED)
