@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds acstor against the five papers it implements: runs, draws, and writes a page for each.
+"""Compares acstor with the five papers it implements; writes a page for each.
 
-Results are kept case by case: the same command goes on where the last one was stopped.
+Results are stored case by case: the same command resumes an interrupted run.
 
 Exit status: 0 all ran (whatever the verdicts), 1 a case could not run, 2 wrong usage, 3 results
-cannot be kept (no room) or read, 130 stopped.
+cannot be stored (disk full) or read, 130 stopped.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> int:
     if options.fresh:
         for one in chosen:
             store.path(results, one.key).unlink(missing_ok=True)
-    # Who ends it in another way (timeout, a service manager) has it clean up as Ctrl-C does.
+    # SIGTERM (timeout, a service manager) must clean up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         is_complete = options.pages_only or runner.Runner(results, scale, _say).run(chosen)
@@ -68,7 +68,7 @@ def main() -> int:
 def write(
     paper: experiment.Paper, target: pathlib.Path, results: pathlib.Path, scale: experiment.Scale
 ) -> pathlib.Path:
-    """Draw a paper's pictures, write its page, and return where that is."""
+    """Draw a paper's pictures, write its page, and return its path."""
     kept = {one.key: store.load(results, one.key, scale) for one in paper.experiments}
     for one in paper.experiments:
         page.draw(one, kept[one.key], target / PICTURES / f"{one.key}.png")

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes to hold acstor against a paper: experiments, their cases, and rows of figures.
+"""The comparison with a paper: experiments, their cases, and rows of figures.
 
-A *paper* has *experiments*, one for each of its tables and figures (or for several that come from
-one run).  An experiment is a list of *cases*: each is run once, by itself, and its outcome is kept
-at once, so that a run can be interrupted at any time and gone on with.  From the outcomes come
-*rows* (the paper's number, ours, the baseline of the same run) and a picture.
+A *paper* has *experiments*, one for each of its tables and figures (or for several from one run).
+An experiment is a list of *cases*: each runs separately, and its outcome is stored at once, so a
+run can be interrupted and resumed at any time.  *Rows* (the paper's number, ours, the baseline of
+the same run) and a picture are made from the outcomes.
 
-The one rule: a row is computed from outcomes, and a verdict from a row.  Nothing on a page is typed
-in but what the paper says, and why a figure is missed.
+A row is computed from outcomes, and a verdict from a row.  A page's only manual content is the
+paper's numbers, and reasons for missed figures.
 """
 
 import dataclasses
@@ -22,32 +22,32 @@ from matplotlib import figure
 from evaluation.bench import harness
 
 Outcome = dict[str, Any]
-"""What one case gave; anything that JSON can hold."""
+"""The result of a case, in JSON types."""
 Outcomes = Mapping[str, Outcome]
 """Outcomes by the names of their cases."""
 
 SAME = 0.05
-"""A figure this near to the paper's, as a share, has reached it; one that is better beats it."""
+"""A figure within this share of the paper's has reached it; a better one beats it."""
 STEADY = 0.15
-"""If paired baselines differ by more, as a share of the lesser, the machine was not steady."""
+"""Paired baselines that differ by more, as a share of the lesser, were unsteady."""
 
 
 class Scale(enum.StrEnum):
-    """How much of each experiment is run."""
+    """The amount of each experiment to run."""
 
     WHOLE = "whole"
     QUICK = "quick"
 
 
 class Better(enum.Enum):
-    """Which way a figure gets better."""
+    """The better direction of a figure."""
 
     MORE = 1
     LESS = -1
 
 
 class Verdict(enum.StrEnum):
-    """How a figure stands beside the paper's; ``SHOWN`` is one that has no goal."""
+    """A figure's comparison with the paper's; ``SHOWN``: it has no goal."""
 
     BEATEN = "beaten"
     REACHED = "reached"
@@ -57,13 +57,13 @@ class Verdict(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing that is run by itself.
+    """A unit of a run.
 
     :param name: unique within its experiment
     :param run: runs it, and returns its outcome
-    :param about_s: about how long it takes on the reference machine, for the progress that is shown
-    :param is_timed: times of the machine itself are in the outcome (no virtual time), so that what
-        else the machine does matters
+    :param about_s: its approximate duration on the reference machine, for the progress display
+    :param is_timed: the outcome has times of the machine itself (no virtual time), so that other
+        load matters
     """
 
     name: str
@@ -76,19 +76,19 @@ class Case:
 class Row:
     """A figure of the paper, and ours.
 
-    :param part: where the paper has it ("Table 2", "Figure 2(b)", "4.3.1")
-    :param what: what is measured, in the words of the paper, with its parameters
-    :param paper: what the paper says, with its unit; "no number" where it only draws it
-    :param ours: what the run gave; None where it was not run at this scale
+    :param part: its place in the paper ("Table 2", "Figure 2(b)", "4.3.1")
+    :param what: the measured quantity, in the words of the paper, with its parameters
+    :param paper: the paper's number, with its unit; "no number" if it is only drawn
+    :param ours: the run's number; None if it was not run at this scale
     :param unit: of ``ours`` and ``baseline``
-    :param baseline: what ``ours`` is held against, of the same run
-    :param baseline_name: what that is
-    :param ratio: the figure that can be compared with the paper's; the quotient of the two, mostly
-    :param goal: the paper's number for ``ratio`` (for ``ours``, where there is no ratio); None
-        where there is nothing to reach
-    :param better: which way both get better
-    :param because: what bounds it, or why it is missed: shown only if it is
-    :param is_headline: one of the figures by which the paper is known; the page begins with them
+    :param baseline: the compared number of the same run
+    :param baseline_name: its name
+    :param ratio: the figure to compare with the paper's; usually the quotient of the two
+    :param goal: the paper's number for ``ratio`` (for ``ours``, if there is no ratio); None
+        if there is no goal
+    :param better: the better direction of both
+    :param because: its limit, or the reason of a miss; shown only in that case
+    :param is_headline: one of the paper's key figures, at the beginning of the page
     """
 
     part: str
@@ -116,18 +116,18 @@ class Row:
         baseline_name: str,
         **verdict: Any,
     ) -> "Row":
-        """Return the row whose ratio is ours over the baseline.
+        """Return the row with the ratio of ours over the baseline.
 
-        :param verdict: ``goal`` and what follows it
+        :param verdict: ``goal`` and the following fields
         """
         ratio = divided(ours, baseline)
         return cls(part, what, paper, ours, unit, baseline, baseline_name, ratio, **verdict)
 
     @classmethod
     def cost(cls, *figures: Any, **named: Any) -> "Row":
-        """Return the row of a figure that is better if it is less, over the baseline.
+        """Return the row of a figure over the baseline; less is better.
 
-        Takes what :meth:`over` takes.
+        Arguments as of :meth:`over`.
         """
         return cls.over(*figures, better=Better.LESS, **named)
 
@@ -142,21 +142,21 @@ class Row:
         baseline_name: str,
         **verdict: Any,
     ) -> "Row":
-        """Return the row of two times, in s, whose ratio is the baseline over ours.
+        """Return the row of two times, in s, with the ratio of the baseline over ours.
 
-        :param verdict: ``goal`` and what follows it
+        :param verdict: ``goal`` and the following fields
         """
         ratio = divided(baseline, ours)
         return cls(part, what, paper, ours, "s", baseline, baseline_name, ratio, **verdict)
 
     @property
     def compared(self) -> float | None:
-        """What is held against the goal."""
+        """The value to compare with the goal."""
         return self.ours if self.ratio is None else self.ratio
 
     @property
     def verdict(self) -> Verdict:
-        """How the figure stands beside the paper's.
+        """The figure's comparison with the paper's.
 
         >>> Row("Table 2", "speed-up", "2.8", 3.4, goal=2.8).verdict
         <Verdict.BEATEN: 'beaten'>
@@ -173,7 +173,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """A table or figure that cannot be had here, and why."""
+    """A table or figure that cannot be reproduced here, and the reason."""
 
     part: str
     what: str
@@ -182,29 +182,29 @@ class Absent:
 
 
 def divided(one: float | None, other: float | None) -> float | None:
-    """Return a quotient; None if one of the two is missing, or nothing to divide by."""
+    """Return a quotient; None if an operand is missing, or the divisor is zero."""
     return None if one is None or not other else one / other
 
 
 def no_pairs(_: Outcomes) -> Mapping[str, Sequence[float]]:
-    """Return no pairs: all is in virtual time, or the ratios are taken within cases."""
+    """Return no pairs: virtual time, or ratios within cases."""
     return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One table or figure of a paper, or several that come from one run.
+    """A table or figure of a paper, or several from one run.
 
-    :param key: the paper's key, and where it stands: "S0-figure-2"; names files
+    :param key: the paper's key, and the place in it: "S0-figure-2"; names files
     :param title: "Figure 2 and table 2: all read the same at once"
-    :param paper_has: what the paper measured, and on what
-    :param here: how it is scaled down here, and what that changes
+    :param paper_has: the paper's measurement and environment
+    :param here: the scale here, and its consequences
     :param cases: its cases at a scale
-    :param rows: its figures; it is called with the outcomes that there are, whatever the scale
+    :param rows: its figures; called with the available outcomes, at any scale
     :param draw: fills the picture
-    :param pairs: the same baseline, measured at several times of the run, by its name: what tells
+    :param pairs: repeated measurements of a baseline during the run, by its name, which show
         whether the machine was steady
-    :param is_beyond: the paper has no such thing: it stands at the end of the page
+    :param is_beyond: not in the paper: at the end of the page
     """
 
     key: str
@@ -225,13 +225,13 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """A published system, and what is run for it.
+    """A published system, and its experiments.
 
     :param key: "S0" to "S4"
-    :param name: what it is about, for the title of its page
+    :param name: its subject, for the title of its page
     :param cite: authors, title, where, year
-    :param about: what the paper proposes and what of acstor that is, in some sentences (RST)
-    :param absent: tables and figures for which nothing can be run here
+    :param about: the paper's proposal and acstor's part of it, in some sentences (RST)
+    :param absent: tables and figures that cannot be run here
     """
 
     key: str
@@ -243,7 +243,7 @@ class Paper:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return how far apart values are, as a share of the least.
+    """Return the spread of values, as a share of the least.
 
     >>> round(spread([10.0, 11.5]), 3)
     0.15

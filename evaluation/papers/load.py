@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What else the machine did while a case ran."""
+"""The machine's other load while a case runs."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ from types import TracebackType
 from evaluation.bench import harness
 
 _BUSY = (0, 1, 2, 5, 6)
-"""Of the fields of /proc/stat: user, nice, system, irq, softirq."""
+"""Fields of /proc/stat: user, nice, system, irq, softirq."""
 _STEAL = 7
 
 
@@ -46,11 +46,13 @@ class Watch:
             "others_share": round(min(1.0, max(0.0, busy - own_s) / all_s), 3),
             "steal_share": round(min(1.0, steal / all_s), 3),
         }
-        """How long it took, and the shares of all processors that others had: other programs (and
-        children that nobody waited for, and the kernel for the network), and other machines."""
+        """The duration, and the processor shares of other programs and machines.
+
+        Other programs include children without a wait, and the kernel's network processing.
+        """
 
 
 def _ticks() -> tuple[int, int]:
-    """Return the ticks in which the processors were busy, and those that were taken from us."""
+    """Return the ticks of busy processors, and those stolen from this machine."""
     fields = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
     return sum(int(fields[n]) for n in _BUSY), int(fields[_STEAL])

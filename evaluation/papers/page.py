@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a paper's page from the results of its experiments: figures first, then each experiment.
+"""Writes a paper's page from the results: key figures, then each experiment.
 
-The one rule: it is a function of the experiments and the kept results, so a page can be written
-again, and a test holds every published page against the results beside it.
+A page depends only on the experiments and the stored results, so it can be written again, and a
+test compares every published page with the results beside it.
 """
 
 import math
@@ -29,8 +29,8 @@ WORDS = {
 def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str) -> str:
     """Return a paper's page as reStructuredText.
 
-    :param kept: what was found, by the keys of experiments
-    :param pictures: the folder of the pictures, as the page names it
+    :param kept: results, by the keys of experiments
+    :param pictures: the folder of the pictures, relative to the page
     """
     rows = {one.key: _rows(one, kept[one.key]) for one in paper.experiments if one.key in kept}
     headlines = [row for found in rows.values() for row in found if _is_headline(row)]
@@ -61,7 +61,7 @@ def draw(one: experiment.Experiment, kept: store.Kept, file: pathlib.Path) -> No
 def _rows(
     one: experiment.Experiment, kept: store.Kept
 ) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return the rows, and one for each case that could not run."""
+    """Return the rows, or one for each case that could not run."""
     refused = [
         experiment.Absent(name, "could not run", "", why) for name, why in kept.refusals.items()
     ]
@@ -83,7 +83,7 @@ def _heading(title: str, mark: str, above: bool = False) -> str:
 
 
 def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
-    """Say when, with what and beside what the page's figures were taken."""
+    """Return the text on date, machine and load of the page's figures."""
     kept = [one for one in all_kept if one.records]
     if not kept:
         return "Nothing of it has been run yet."
@@ -168,7 +168,7 @@ def _judgement(row: experiment.Row) -> str:
 
 
 def number(value: float) -> str:
-    """Write a figure with three digits that count, and no more.
+    """Return a number with three significant digits.
 
     >>> [number(value) for value in (0.9876, 12.34, 1234.5, 2.0, 1.0)]
     ['0.988', '12.3', '1,234', '2.00', '1.00']
@@ -179,7 +179,7 @@ def number(value: float) -> str:
 
 
 def _plain(words: str) -> str:
-    """Return text with nothing in it that reStructuredText takes for markup."""
+    """Escape reStructuredText's markup."""
     return "".join(f"\\{letter}" if letter in "*`|_\\" else letter for letter in words).replace(
         "\n", " "
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs experiments case by case, keeps each outcome at once, and says how far it is.
+"""Runs experiments case by case, stores outcomes at once, and reports progress.
 
-What has an outcome already is not run again: that is how a run goes on after an interruption.
-Where paired baselines differ by more than ``experiment.STEADY`` the timed cases are run once more,
-and the steadier of both turns is kept.
+Cases with an outcome do not run again, so an interrupted run can be resumed.  If paired baselines
+differ by more than ``experiment.STEADY``, the timed cases run once more, and the steadier turn is
+stored.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ PROCESSORS = len(os.sched_getaffinity(0))
 
 
 class NoRoom(Exception):
-    """The disk has not the room that a case may need; the message says where and how much."""
+    """The disk has too little space for a case; the message has folder and size."""
 
 
 class Runner:
-    """Runs cases of experiments, and knows how long the rest will take.
+    """Runs cases of experiments, and estimates the remaining time.
 
-    :param folder: where results are kept
+    :param folder: of the results
     """
 
     def __init__(self, folder: pathlib.Path, scale: experiment.Scale, say: harness.Say) -> None:
@@ -48,10 +48,10 @@ class Runner:
         self._waiting: list[experiment.Case] = []
 
     def run(self, wanted: Sequence[experiment.Experiment]) -> bool:
-        """Run what has no outcome yet; say whether every case has one now.
+        """Run all cases without an outcome; return whether every case has one now.
 
-        :raises NoRoom: there is too little room on the disk; what was run is kept
-        :raises store.NoResult: a file of an earlier run is not one of ours
+        :raises NoRoom: there is too little disk space; earlier outcomes are stored
+        :raises store.NoResult: a file of an earlier run is invalid
         :raises OSError: a result cannot be written
         """
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ class Runner:
     def _run_cases(
         self, one: experiment.Experiment, kept: store.Kept, cases: Sequence[experiment.Case]
     ) -> None:
-        """Run cases: those in virtual time side by side, then the timed ones, each by itself."""
+        """Run cases: those in virtual time in parallel, then the timed ones one by one."""
         virtual = [case for case in cases if not case.is_timed]
         self._require_room(one, cases)
         for case, record in self._side_by_side(one, virtual):
@@ -108,9 +108,9 @@ class Runner:
     def _side_by_side(
         self, one: experiment.Experiment, cases: Sequence[experiment.Case]
     ) -> Iterator[tuple[experiment.Case, store.Record]]:
-        """Run cases in processes, one for each processor; yield each when it has ended.
+        """Run cases in processes, one for each processor; yield each at its end.
 
-        What these cases say of their progress is not shown.
+        The progress messages of these cases are not shown.
         """
         if not cases:
             return
@@ -143,7 +143,7 @@ class Runner:
         self._took_s += store.machine_s(record)
 
     def _left(self) -> str:
-        """Say what is left: the estimates of cases, as long as those took that have been run."""
+        """Return the number of remaining cases and their time, scaled by past estimates."""
         pace = self._took_s / self._about_s if self._about_s else 1.0
         left_s = pace * sum(map(alone_s, self._waiting))
         return f"{len(self._waiting)} left, about {max(1, round(left_s / 60))} min"
@@ -157,7 +157,7 @@ class Runner:
             f"{one.key}: the same baseline differs by {before:.0%}: the timed cases run once more"
         )
         again = dataclasses.replace(kept, records=dict(kept.records), turns=kept.turns + 1)
-        for case in timed:  # kept only when all are there: half of each turn would be no pair
+        for case in timed:  # stored only when complete: half of each turn would be no pair
             again.records[case.name] = self._record(one, case)
         after = unsteady(one, again)
         better = again if after is None or after < before else kept
@@ -167,9 +167,9 @@ class Runner:
 
 
 def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
-    """Return by how much paired baselines differ, as a share, if that is too much.
+    """Return the difference of paired baselines, as a share, if it is too large.
 
-    Where a case could not run, pairs may lack an end, and nothing is said.
+    Return None if a case could not run, since pairs may be incomplete.
     """
     if kept.refusals or not kept.records:
         return None
@@ -179,12 +179,12 @@ def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
 
 
 def alone_s(case: experiment.Case) -> float:
-    """Return how long a case keeps the whole machine."""
+    """Return how long a case occupies the whole machine."""
     return case.about_s / (1 if case.is_timed else PROCESSORS)
 
 
 def _leave_interrupts_to_parent() -> None:
-    """Ctrl-C reaches the whole group; the parent ends its processes by itself."""
+    """Ignore Ctrl-C, which reaches the whole group: the parent ends its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -194,14 +194,14 @@ def _run_virtual(case: experiment.Case) -> store.Record:
 
 
 def _watched(case: experiment.Case, say: harness.Say) -> store.Record:
-    """Run a case, and return its record."""
+    """Run a case under a load monitor, and return its record."""
     with load.Watch() as watch:
         found = _outcome(case, say)
     return {**found, **watch.seen, "is_timed": case.is_timed, "machine": harness.machine()}
 
 
 def _outcome(case: experiment.Case, say: harness.Say) -> store.Record:
-    """Run a case; what stops it stops no other."""
+    """Run a case; an error does not stop the others."""
     began = time.time()
     try:
         return {"outcome": case.run(say), "began": int(began)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acstor does that S0 does not: hosts that are dead, hang or lie, and TLS; measured, small."""
+"""Beyond S0: hosts that are dead, frozen or lying, and TLS; measured, small."""
 
 import functools
 import statistics
@@ -22,7 +22,7 @@ SECURITY = ("secure", "insecure")
 
 
 def run_peer(state: str, say: harness.Say) -> experiment.Outcome:
-    """Let two hosts read beside a third one that is in this state."""
+    """Let two hosts read beside a third one in a state of health."""
     deed = p11_bad_peer.STATES.get(state)
     with collective.images(local.random_bytes(REGION_BYTES, seed=1)) as images:
         found = p11_bad_peer.watch(images, deed, False, state == "lying", REGION_BYTES, LINK_MBIT)
@@ -37,7 +37,7 @@ def run_peer(state: str, say: harness.Say) -> experiment.Outcome:
 
 
 def run_security(security: str, say: harness.Say) -> experiment.Outcome:
-    """Play Sync-Same in a mode of ``peer_security``."""
+    """Run Sync-Same in a mode of ``peer_security``."""
     pattern = patterns.sync_same(TLS_HOSTS, TLS_MBIT, TLS_BYTES, TLS_BYTES)
     found = patterns.with_acstor(pattern, security=security)
     say(f"{security}: {patterns.words(found)}")
@@ -45,7 +45,7 @@ def run_security(security: str, say: harness.Say) -> experiment.Outcome:
 
 
 def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases; the healthy cloud stands at both ends."""
+    """Return the cases; the healthy cloud is at both ends."""
     if scale is experiment.Scale.QUICK:
         states: tuple[str, ...] = (HEALTHY, "lying")
         return [_peer_case(state) for state in states]
@@ -60,7 +60,7 @@ def _peer_case(state: str) -> experiment.Case:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return what one bad host of three costs, what TLS costs, and that nobody read wrong bytes."""
+    """Return the cost of a bad host of three, of TLS, and that no bytes were wrong."""
     healthy = [outcomes[one]["took_s"] for one in (HEALTHY, HEALTHY_AGAIN) if one in outcomes]
     found = []
     for state in BAD:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workload that reads and computes: what S0's exchange is for, beside plain sweeps by dd."""
+"""A workload that reads and computes: the purpose of S0's exchange."""
 
 import functools
 import pathlib
@@ -19,12 +19,12 @@ HOSTS = 8
 LINK_MBIT = 50.0
 REGION_BYTES = 16 * geometry.MIB
 COMPUTE_S = 0.25
-"""For each MiB, which a link carries in 0.17 s: who computes longest is bound by that alone."""
+"""Per MiB, which a link carries in 0.17 s, so computing is the only limit."""
 WAYS = (played.DIRECT, played.ACSTOR, played.DIRECT_AGAIN)
 
 
 def run(way: str, say: harness.Say) -> experiment.Outcome:
-    """Let all hosts read a piece and compute, over and over, all the same pieces."""
+    """Let all hosts repeatedly read a piece and compute, all the same pieces."""
     pattern = patterns.sync_same(HOSTS, LINK_MBIT, REGION_BYTES, 2 * REGION_BYTES)
     is_direct = way in (played.DIRECT, played.DIRECT_AGAIN)
     groups = [] if is_direct else [range(HOSTS)]
@@ -48,7 +48,7 @@ def run(way: str, say: harness.Say) -> experiment.Outcome:
 
 
 def _work(cloud: collective.Cloud) -> list[float]:
-    """Run the workload on each host, in a thread; return how long each took."""
+    """Run the workload on each host, in a thread; return each duration."""
     image_id, data = cloud.images.ids[0], cloud.images.data(0)
 
     def work(path: pathlib.Path) -> Iterator[str]:
@@ -73,7 +73,7 @@ def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return how much earlier acstor is done, and how near it is to computing alone."""
+    """Return acstor's gain, and its distance from computing alone."""
     alone_s = REGION_BYTES / geometry.MIB * COMPUTE_S
     ours, direct = outcomes.get(played.ACSTOR), outcomes.get(played.DIRECT)
     if ours is None or direct is None:

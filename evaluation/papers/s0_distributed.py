@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 5 and 6, and table 3, of S0: the repository is striped over the hosts that read it."""
+"""Figures 5 and 6, and table 3, of S0: the repository is striped over its readers."""
 
 import contextlib
 import dataclasses
@@ -30,11 +30,13 @@ COLOURS = {
     AT_SOURCE: "tab:grey",
 }
 WAYS = (STRIPED, played.ACSTOR, played.BY_512)
-"""Those behind the first are held against it."""
+"""The first one is the baseline of the others."""
 REGION_S = 6.0
 DISJOINT_S = 12.0
-"""572 chunks for each of 16 hosts: what hosts learn, they learn by chunks, and the paper's regions,
-of 128 MB, have 4,096."""
+"""572 chunks for each of 16 hosts.
+
+Hosts learn by chunks, and the paper's regions, of 128 MB, have 4,096.
+"""
 CERTAIN = {
     f"{source_preference.__name__}.MIN_CHUNKS": 0,
     f"{source_preference.__name__}.LOW_SHARE": 2.0,
@@ -43,7 +45,7 @@ CERTAIN = {
     f"{source_preference.__name__}.RETURN_RATIO": 0.0,
     f"{source_preference.__name__}.MIN_DIFFERENCE_S": -3600.0,
 }
-"""With these an agent takes it from the beginning that nobody else reads what its guest reads."""
+"""With these an agent assumes from the start that no other host shares its reads."""
 
 
 class StripedCloud(collective.Cloud):
@@ -78,9 +80,9 @@ def name(pattern: str, way: str, hosts: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one pattern is played.
+    """Parameters of one pattern.
 
-    :param region_s: for how long a link carries what one host reads
+    :param region_s: time of a link for one host's region
     :param limit_share: the share of a region that may be unmatched
     """
 
@@ -100,7 +102,7 @@ PATTERNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What the paper says of one pattern."""
+    """The paper's numbers for one pattern."""
 
     pattern: str
     figure: str
@@ -142,7 +144,7 @@ CLAIMS = (
 
 
 def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases; baselines stand at both ends."""
+    """Return the cases; baselines are at both ends."""
     is_whole = scale is experiment.Scale.WHOLE
     counts = (8, 16) if is_whole else (8,)
     wanted = [
@@ -164,7 +166,7 @@ def _about_s(pattern: str, hosts: int) -> float:
 
 
 def run(pattern_name: str, way: str, hosts: int, say: harness.Say) -> experiment.Outcome:
-    """Play one pattern in one way."""
+    """Run one pattern in one way."""
     plan = PATTERNS[pattern_name]
     pattern = plan.make(hosts)
     options: dict[str, Any] = {}
@@ -192,7 +194,7 @@ def run(pattern_name: str, way: str, hosts: int, say: harness.Say) -> experiment
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return table 3 and what the text says of the figures."""
+    """Return table 3 and the text's claims on the figures."""
     most = max((int(case.rpartition(", ")[2]) for case in outcomes), default=0)
     found: list[experiment.Row] = []
     for claims in CLAIMS:
@@ -244,7 +246,7 @@ def _rows(
 def _carried(
     what: str, hosts: int, ours: experiment.Outcome, striped: experiment.Outcome
 ) -> experiment.Row:
-    """Return what a link carries while guests read."""
+    """Return the link load while guests read."""
     ours_crossed, striped_crossed = (_crossed(one, hosts) for one in (ours, striped))
     carried, baseline = (
         ours["rate"]["mean"] * ours_crossed,
@@ -263,7 +265,7 @@ def _carried(
 
 
 def _crossed(outcome: experiment.Outcome, hosts: int) -> float:
-    """Return how many times its region a host received over its link; one stripe in N is its own.
+    """Return a host's received bytes over its region; one stripe in N is its own.
 
     >>> _crossed({"received": {"source": 1.0, "home": 0.5}}, hosts=4)
     1.25
@@ -273,7 +275,7 @@ def _crossed(outcome: experiment.Outcome, hosts: int) -> float:
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw completion, and throughput from the slowest to the fastest host, of both patterns."""
+    """Draw completion, and throughput with its range over hosts, of both patterns."""
     picture.set_size_inches(13, 4.2)
     panels = picture.subplots(1, 4)
     counts = sorted({int(case.rpartition(", ")[2]) for case in outcomes})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table 1 of S0: how long after the first guest the others read a chunk, while all boot at once.
+"""Table 1 of S0: delays of chunk reads after the first guest, in concurrent boots.
 
-When a guest reads is what QEMU says, which traces each read of the virtual disk with its time.
+The times are QEMU's, which traces each read of the virtual disk.
 """
 
 import contextlib
@@ -34,15 +34,15 @@ NAMES = ("0 s", "0-1 s", "1-2 s", "2-3 s", "3-4 s", "4-5 s", "over 5 s")
 PAPER = (0, 4, 10, 0, 2, 447, 2)
 LONG_S = 4.0
 Touched = Mapping[int, float]
-"""When a guest read each chunk first, by chunk number."""
+"""Time of a guest's first read of each chunk, by chunk number."""
 
 
 class TracedGuest(guest.Guest):
-    """A guest whose reads QEMU writes down."""
+    """A guest whose reads QEMU traces."""
 
     @property
     def trace(self) -> pathlib.Path:
-        """Where they are."""
+        """The path of the trace."""
         return self._folder / "trace.log"
 
     def _argv(self) -> list[str]:
@@ -53,7 +53,7 @@ class TracedGuest(guest.Guest):
 
 
 def touched(lines: Iterable[str], chunk_bytes: int = CHUNK_BYTES) -> dict[int, float]:
-    """Return when each chunk was read first, by QEMU's clock.
+    """Return the time of the first read of each chunk, by QEMU's clock.
 
     >>> line = "7@12.5:blk_co_preadv blk 0x1 bs 0x2 offset 524287 bytes 2 flags 0x0"
     >>> touched([line, "another line", line.replace("12.5", "13.0")])
@@ -69,7 +69,7 @@ def touched(lines: Iterable[str], chunk_bytes: int = CHUNK_BYTES) -> dict[int, f
 
 
 def delays(guests: Sequence[Touched]) -> list[float]:
-    """Return, of each chunk that several guests read, how long after the first the others did.
+    """Return the delays after the first guest's read, for chunks of several guests.
 
     >>> delays([{1: 0.0, 2: 1.0}, {1: 2.0}, {1: 4.0}])
     [3.0]
@@ -83,7 +83,7 @@ def delays(guests: Sequence[Touched]) -> list[float]:
 
 
 def distribution(waits_s: Iterable[float]) -> list[int]:
-    """Return how many there are of each class of the table.
+    """Return the number of delays in each class of the table.
 
     >>> distribution([0.0, 0.5, 4.2, 9.0])
     [1, 1, 0, 0, 0, 1, 1]
@@ -95,7 +95,7 @@ def distribution(waits_s: Iterable[float]) -> list[int]:
 
 
 def run(guests: int, say: harness.Say) -> experiment.Outcome:
-    """Boot guests at once, each on a host of its own, from mirrors that exchange chunks."""
+    """Boot guests concurrently on their own hosts, from mirrors that exchange chunks."""
     raw = guest_image.ensure(say).raw
     with collective.images() as images:
         images.ids.append(images.files.adopt(raw))
@@ -135,7 +135,7 @@ def name(guests: int) -> str:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return the table's row, and what follows from it."""
+    """Return the table's row, and its consequences."""
     found = []
     for case, got in outcomes.items():
         shared = got["shared_chunks"]
@@ -163,7 +163,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw the distributions side by side, as shares."""
+    """Draw the distributions as shares."""
     panel = picture.subplots()
     series = {"the paper, 120 guests": PAPER}
     series |= {case: got["distribution"] for case, got in outcomes.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What S0's advertisements by UDP would cost and lose, beside the frames of TCP that acstor has."""
+"""The cost and loss of S0's advertisements by UDP, beside acstor's TCP frames."""
 
 import contextlib
 import functools
@@ -20,14 +20,14 @@ UDP, TCP = "udp", "tcp"
 LINK_MBIT = 25.0
 COST_CHUNKS = 200_000
 RATE = 96.0
-"""Chunks a second: a host whose link is full receives half as many, and tells two neighbours."""
+"""Chunks/s: a host with a full link receives half, and tells two neighbours."""
 TELL_S = 12.0
 GATHERED = 10
-"""Of them in a frame: what comes up in the 100 ms for which acstor gathers."""
+"""Per frame: those of 100 ms, acstor's gathering time."""
 GIVERS = 3
-"""Hosts that give chunks to the one that is told: as many answers are under way to it."""
+"""Hosts that send chunks to the receiver: as many answers are in flight to it."""
 FLOWS_S = 4.0
-"""How much longer the link is full than chunks are told of."""
+"""The link is full for so much longer than the advertisements."""
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def _said(process: subprocess.Popen[Any], patience_s: float) -> dict[str, float]
 def _told(
     net: network.Network, way: str, count: int, rate: float, batch: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Let the first host tell the second one; return what each end says."""
+    """Let the first host advertise to the second; return the reports of both ends."""
     sender, receiver, *_ = net.hosts
     patience_s = 60.0 + (count / rate if rate else 0.0)
     with _end(receiver, "receive", way, receiver.address, 0, 0, 0) as takes:
@@ -74,7 +74,7 @@ def _wait_bound(host: network.Host) -> None:
 
 
 def cost(way: str, say: harness.Say) -> experiment.Outcome:
-    """Tell of many chunks as fast as it goes, over a link without limit."""
+    """Advertise many chunks at full speed, over an unlimited link."""
     with network.Network(2) as net:
         before = net.link_bytes()["h1"]
         sent, taken = _told(net, way, COST_CHUNKS, 0.0, GATHERED)
@@ -89,7 +89,7 @@ def cost(way: str, say: harness.Say) -> experiment.Outcome:
 
 
 def full(way: str, seconds: float, say: harness.Say) -> experiment.Outcome:
-    """Tell of chunks while the link is full of the bytes of chunks."""
+    """Advertise chunks while the link is full of chunk bytes."""
     count = int(RATE * seconds)
     with network.Network(2 + GIVERS, LINK_MBIT) as net, contextlib.ExitStack() as stack:
         _, receiver, *givers = net.hosts
@@ -122,7 +122,7 @@ def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return what each way costs, and loses."""
+    """Return each way's cost and loss."""
     found = []
     for case, figure_, what, unit in (
         ("cost", "cpu_us", "processor time of both ends for an advertised chunk", "us"),

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One end of a way on which advertisements travel: a process of its own, so its time can be told.
+"""One end of an advertisement path: a process, so that its CPU time is separate.
 
     python -m evaluation.papers.s0_news_end ROLE WAY ADDRESS COUNT RATE BATCH
 
 ROLE is ``send`` or ``receive``; WAY is ``udp``, a datagram for each chunk, or ``tcp``, frames of
-acstor with BATCH chunks in each (RATE chunks a second; 0: as fast as it goes).  A prefix is the
-time at which it came up, in us, so that who receives knows how long it took.  ``fill`` sends
-bytes by TCP for COUNT seconds, ``sink`` takes those of COUNT connections.  Prints JSON: chunks,
-and the process's time for them.
+acstor with BATCH chunks in each (RATE chunks a second; 0: at full speed).  A prefix is the time of
+its creation, in us, so the receiver knows its delay.  ``fill`` sends bytes by TCP for COUNT
+seconds, ``sink`` receives those of COUNT connections.  Prints JSON: chunks, and the process's CPU
+time.
 """
 
 import concurrent.futures
@@ -27,12 +27,12 @@ PORT = 7300
 DATAGRAM = struct.Struct(">BQ")
 """A type, and the first 8 bytes of a CID."""
 QUIET_S = 1.5
-"""Who receives datagrams ends when none has come for so long."""
+"""Receivers of datagrams end after so long without one."""
 BUFFER_BYTES = 1 << 18
 
 
 def send(way: str, address: str, count: int, rate: float, batch: int) -> dict[str, float]:
-    """Send advertisements; return how many, and the processor time."""
+    """Send advertisements; return their number, and the processor time."""
     kind = socket.SOCK_DGRAM if way == "udp" else socket.SOCK_STREAM
     with socket.socket(socket.AF_INET, kind) as sock:
         sock.connect((address, PORT))
@@ -53,7 +53,7 @@ def send(way: str, address: str, count: int, rate: float, batch: int) -> dict[st
 
 
 def _gathered(count: int, rate: float, batch: int) -> Iterator[tuple[int, ...]]:
-    """Yield chunks as they come up, so many at a time."""
+    """Yield batches of chunks at the rate of their creation."""
     began = time.monotonic()
     for first in range(0, count, batch):
         numbers = range(first, min(count, first + batch))
@@ -66,7 +66,7 @@ def _gathered(count: int, rate: float, batch: int) -> Iterator[tuple[int, ...]]:
 
 
 def receive(way: str, address: str) -> dict[str, float]:
-    """Take advertisements until no more come."""
+    """Receive advertisements until the end."""
     if way == "udp":
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
@@ -79,7 +79,7 @@ def receive(way: str, address: str) -> dict[str, float]:
 
 
 def _taken(batches: Iterator[tuple[int, ...]]) -> dict[str, float]:
-    """Count what comes, and how long after it came up."""
+    """Count advertisements, and their delays after creation."""
     began, chunks, waited_s = time.process_time(), 0, 0.0
     for prefixes in batches:
         now_us = 1e6 * time.monotonic()
@@ -112,7 +112,7 @@ def _frames(sock: socket.socket) -> Iterator[tuple[int, ...]]:
 
 
 def fill(address: str, seconds: float) -> dict[str, float]:
-    """Send bytes for a while."""
+    """Send bytes for ``seconds``."""
     end, data, sent = time.monotonic() + seconds, bytes(BUFFER_BYTES), 0
     with socket.create_connection((address, PORT + 1)) as sock:
         while time.monotonic() < end:
@@ -121,7 +121,7 @@ def fill(address: str, seconds: float) -> dict[str, float]:
 
 
 def sink(address: str, count: int) -> dict[str, float]:
-    """Take the bytes of so many connections."""
+    """Receive the bytes of ``count`` connections."""
     with socket.create_server((address, PORT + 1)) as server:
         connections = [server.accept()[0] for _ in range(count)]
     with concurrent.futures.ThreadPoolExecutor(count) as threads:
@@ -137,7 +137,7 @@ def _drained(connection: socket.socket) -> int:
 
 
 def main() -> None:
-    """Run the end that the arguments name."""
+    """Run the end in the arguments."""
     role, way, address, count, rate, batch = sys.argv[1:]
     if role == "send":
         found = send(way, address, int(count), float(rate), int(batch))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What S0 prints of the three access patterns, beside what the paper prints.
+"""S0's results for the three access patterns, beside the paper's.
 
-A number of the paper is of 32 hosts.  A row has a goal where 32 hosts have been played, too: what
-fewer can gain over a source that serves one after the other is bounded by their number.
+The paper's numbers are for 32 hosts.  A row has a goal only if 32 hosts were run as well: the gain
+over a source that serves one host after the other is limited by the number of hosts.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from evaluation.papers import s0_patterns as played
 PAPER_HOSTS = 32
 LESS = experiment.Better.LESS
 FEWER = frozenset({8, 16})
-"""Numbers of hosts of which some figures are shown as well."""
+"""Numbers of hosts for which some figures are shown as well."""
 OWN_GOAL = 1.15
 OWN_GOAL_BECAUSE = (
     "headers alone take 1.046; a reader's window of some chunks waits for its first, and each "
@@ -30,13 +30,13 @@ UNFAIR = (
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What the paper says of one pattern.
+    """The paper's claims for one pattern.
 
     :param figure: its number
-    :param over_direct: how many times earlier all hosts are done than without exchange
-    :param over_broadcast: the same for a broadcast before the reads
+    :param over_direct: speed-up of all hosts over no exchange
+    :param over_broadcast: the same over a broadcast before the reads
     :param rates: table 2, MB/s by way
-    :param because: why a row is missed, by a word in what it measures
+    :param because: reasons of missed rows, by a word of their quantity
     """
 
     plan: played.Plan
@@ -48,7 +48,7 @@ class Claims:
 
 
 def most_hosts(outcomes: experiment.Outcomes) -> int | None:
-    """Return the largest number of hosts that acstor or the paper's variant was played with."""
+    """Return the largest number of hosts run with acstor or the paper's variant."""
     counts = [
         int(case.rpartition(", ")[2]) for case in outcomes if not case.startswith(played.BROADCAST)
     ]
@@ -56,7 +56,7 @@ def most_hosts(outcomes: experiment.Outcomes) -> int | None:
 
 
 def got(outcomes: experiment.Outcomes, way: str, hosts: int | None, *path: str) -> float | None:
-    """Return a figure of a case; None if that was not run."""
+    """Return a figure of a case; None if it was not run."""
     found = outcomes.get(played.name(way, hosts or 0))
     for step in path:
         found = None if found is None else found.get(step)
@@ -64,7 +64,7 @@ def got(outcomes: experiment.Outcomes, way: str, hosts: int | None, *path: str) 
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
-    """Return a quotient, if there are both."""
+    """Return a quotient; None if an operand is missing or the divisor is zero."""
     return above / below if above is not None and below else None
 
 
@@ -77,7 +77,7 @@ def rows(claims: Claims, outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 
 def _judged(claims: Claims, row: experiment.Row, hosts: int | None) -> experiment.Row:
-    """Return a row without its goal where it is not about the paper's number of hosts."""
+    """Return a row, without its goal if it is not about the paper's number of hosts."""
     why = next((why for word, why in claims.because.items() if word in row.what), row.because)
     goal = row.goal if hosts == PAPER_HOSTS else None
     return dataclasses.replace(
@@ -179,7 +179,7 @@ def _table_2(
 
 
 def sync_same_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
-    """Return what the text says of Sync-Same besides."""
+    """Return the text's further claims on Sync-Same."""
     hosts = most_hosts(outcomes)
     slowest = got(outcomes, played.ACSTOR, hosts, "rate", "min")
     direct_max = got(outcomes, played.DIRECT, hosts, "rate", "max")
@@ -255,7 +255,7 @@ def _from_peers(outcomes: experiment.Outcomes, hosts: int, share: float) -> expe
 
 
 def disjoint_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
-    """Return what the text says of Sync-Disjoint besides: what is fetched in vain."""
+    """Return the text's further claims on Sync-Disjoint: unused fetches."""
     hosts = most_hosts(outcomes)
     wasted = {way: in_vain(outcomes, way, hosts) for way in played.VARIANTS}
     found = []
@@ -271,7 +271,7 @@ def disjoint_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 "",
                 wasted[played.BY_INF],
                 played.BY_INF,
-                # What wastes nothing is as good as what wastes one chunk of all.
+                # No waste counts like the waste of one chunk of all.
                 quotient(wasted[played.BY_INF], max(wasted[way] or 0.0, 1e-4)),
                 4.5 if hosts == PAPER_HOSTS else None,
                 is_headline=hosts == PAPER_HOSTS,
@@ -281,10 +281,10 @@ def disjoint_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 
 def in_vain(outcomes: experiment.Outcomes, way: str, hosts: int | None) -> float | None:
-    """Return what prefetching has moved and nobody has read, by what was read.
+    """Return the prefetched and unread bytes over the read ones.
 
-    What is read ahead past the end of a region is none of its business: without prefetching, or
-    without exchange where that was not played, it is as much.
+    It subtracts read-ahead past the end of a region, which equals that without prefetching, or
+    without exchange where that was not run.
     """
     ours, *others = (
         got(outcomes, one, hosts, "unread_share") for one in (way, played.BY_0, played.DIRECT)

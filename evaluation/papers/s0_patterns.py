@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three access patterns of S0 (figures 2 to 4, table 2), played in the lab: their cases.
+"""The cases of S0's three access patterns (figures 2 to 4, table 2) in the lab.
 
-Sizes are in seconds of a link: what a pattern does to its links is the same at each rate.  So a
-way that is played with slower links, because two cores carry no more of it, has the same ratios.
+Sizes are in seconds of a link: a pattern has the same effect on its links at each rate.  So a way
+with slower links, because two cores fill no faster ones, has the same ratios.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from evaluation.bench import patterns
 from evaluation.papers import experiment
 
 FILLED_MBIT = 400
-"""What two cores carry, all links of hosts together."""
+"""The sum of all hosts' links that two cores can fill."""
 LIMIT = "acstor_agent.core.images.prefetcher.UNMATCHED_LIMIT"
 CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 IMAGE_REGIONS = 4
@@ -42,13 +42,13 @@ KEPT = ("completion", "source_ratio", "unread_share", "cpu_s")
 class Plan:
     """One of the patterns.
 
-    :param make: makes it, of a number of hosts and the rate of links
-    :param link_mbit: the rate, of a number of hosts
+    :param make: makes it, from a number of hosts and the rate of links
+    :param link_mbit: the rate, by the number of hosts
     :param limit_share: the paper's limit of unmatched chunks, 16 MiB, over its region
-    :param direct_divisor: by which the pattern is smaller where the source serves all
+    :param direct_divisor: the pattern is smaller by it where the source serves all
     :param counts: numbers of hosts at each scale
-    :param quick_ways: what is played at the quick scale
-    :param without_strategies: numbers of hosts that play acstor as it is and no variants
+    :param quick_ways: ways at the quick scale
+    :param without_strategies: numbers of hosts without variants of acstor
     """
 
     key: str
@@ -61,22 +61,22 @@ class Plan:
     without_strategies: tuple[int, ...] = ()
 
     def pattern(self, hosts: int) -> patterns.Pattern:
-        """Return the pattern as acstor plays it."""
+        """Return the pattern as run with acstor."""
         return self.make(hosts, self.link_mbit(hosts))
 
     def limit_chunks(self, hosts: int) -> int:
-        """Return the limit that is to this region what 512 chunks are to the paper's."""
+        """Return the limit in proportion to the paper's 512 chunks."""
         region_bytes = self.pattern(hosts).readings[0].length
         return max(1, round(self.limit_share * region_bytes / CHUNK_BYTES))
 
 
 def filled_mbit(hosts: int) -> float:
-    """Return the rate of links of which two cores can fill all at once."""
+    """Return the rate of links that two cores can fill concurrently."""
     return min(MOST_MBIT, FILLED_MBIT / hosts)
 
 
 def region_bytes(seconds: float, link_mbit: float) -> int:
-    """Return what a link carries in a time, in whole chunks."""
+    """Return a link's bytes in a time, in whole chunks."""
     return max(1, round(seconds * link_mbit * 1e6 / 8 / CHUNK_BYTES)) * CHUNK_BYTES
 
 
@@ -137,7 +137,7 @@ def name(way: str, hosts: int) -> str:
 
 
 def cases(plan: Plan, scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases of a pattern; the baseline stands at both ends of the run."""
+    """Return the cases of a pattern; the baseline is at both ends of the run."""
     found = [(way, hosts) for hosts in plan.counts[scale] for way in _ways(plan, hosts)]
     found.append((DIRECT_AGAIN, max(plan.counts[scale])))
     if scale is experiment.Scale.QUICK:
@@ -153,13 +153,13 @@ def cases(plan: Plan, scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def _ways(plan: Plan, hosts: int) -> tuple[str, ...]:
-    """Return what is played with so many hosts: one alone has no neighbours to fetch from."""
+    """Return the ways for so many hosts: a single one has no neighbours to fetch from."""
     strategies = () if hosts == 1 or hosts in plan.without_strategies else STRATEGIES
     return (DIRECT, BROADCAST, ACSTOR, *strategies)
 
 
 def _about_s(plan: Plan, way: str, hosts: int) -> float:
-    """Return about how long a case takes: hosts start and end, and read."""
+    """Return a case's approximate duration: start, stop and reads of hosts."""
     limit_s = plan.pattern(hosts).limit_s
     pace = 1.7 if plan is SYNC_SAME else 1.1
     is_crowded = plan is SYNC_SAME and way in (DIRECT, DIRECT_AGAIN)
@@ -167,7 +167,7 @@ def _about_s(plan: Plan, way: str, hosts: int) -> float:
 
 
 def run(plan: Plan, way: str, hosts: int, say: harness.Say) -> experiment.Outcome:
-    """Play a pattern in one of the ways."""
+    """Run a pattern in one of the ways."""
     if way == BROADCAST:
         broadcast.require_client()
         pattern = plan.make(hosts, filled_mbit(hosts) if hosts > 1 else plan.link_mbit(hosts))
@@ -192,7 +192,7 @@ def _options(plan: Plan, way: str, hosts: int) -> dict[str, Any]:
 
 
 def _kept(pattern: patterns.Pattern, found: patterns.Outcome) -> experiment.Outcome:
-    """Return what is kept: ratios to what links carry, and bytes as shares of the region."""
+    """Return the stored result: ratios to link rates, bytes as shares of the region."""
     rates = found["rate_over_link"]
     region = pattern.readings[0].length
     kept = {one: found[one] for one in KEPT if isinstance(found.get(one), float | int)}

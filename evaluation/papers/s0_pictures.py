@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four panels that S0 draws of each access pattern."""
+"""S0's four panels of each access pattern."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ SPLIT_COLOURS = ("tab:red", "tab:orange", "tab:green")
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Fill the picture: completion, throughput, strategies, where bytes come from."""
+    """Fill the picture: completion, throughput, strategies, origins of bytes."""
     picture.set_size_inches(15, 4.2)
     completion, throughput, strategies, split = picture.subplots(1, 4)
     _completion(completion, outcomes)
@@ -38,7 +38,7 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 
 
 def counts(outcomes: experiment.Outcomes, way: str) -> list[int]:
-    """Return the numbers of hosts that a way was played with."""
+    """Return the numbers of hosts with an outcome of a way."""
     return sorted(
         int(hosts) for case in outcomes for name, _, hosts in [case.rpartition(", ")] if name == way
     )
@@ -55,7 +55,7 @@ def _completion(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
 
 
 def _throughput(panel: axes.Axes, outcomes: experiment.Outcomes, ways: Sequence[str]) -> None:
-    """Draw from the slowest to the fastest host."""
+    """Draw the range from the slowest to the fastest host."""
     for way in ways:
         hosts = counts(outcomes, way)
         for end, line in (("min", "v--"), ("max", "^-")):
@@ -66,7 +66,7 @@ def _throughput(panel: axes.Axes, outcomes: experiment.Outcomes, ways: Sequence[
 
 
 def _scale(panel: axes.Axes) -> None:
-    """Scale the values by their logarithms where they differ much, from 0 on where they do not."""
+    """Use a logarithmic scale for widely different values, else a linear one from 0."""
     drawn = [value for line in panel.lines for value in line.get_ydata()]
     if drawn and max(drawn) > LOG_FROM_RATIO * min(drawn):
         panel.set(yscale="log")
@@ -92,5 +92,5 @@ def _split(panel: axes.Axes, outcomes: experiment.Outcomes) -> None:
     panel.set(title="(d) Bytes received / read, mean host", xticks=range(len(names)))
     panel.set_xticklabels(names, fontsize="small")
     if names:
-        panel.set_ylim(0, 1.25 * max(below))  # room for the legend
+        panel.set_ylim(0, 1.25 * max(below))  # space for the legend
         panel.legend(fontsize="x-small", loc="upper center", ncols=len(bars))

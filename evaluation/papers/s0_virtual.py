@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figure 2 of S0 in virtual time: the rules of acstor's agents, whose processors cost nothing.
+"""Figure 2 of S0 in virtual time: the rules of acstor's agents without CPU cost.
 
-What of the lab's figures comes of sizes that had to be small, and what of two cores.
+It separates the effect of the lab's small sizes from that of its two cores.
 """
 
 import functools
@@ -13,7 +13,7 @@ from evaluation.papers import s0_patterns as played
 from tests.chaos import transfer_patterns
 
 LINKS_MBIT = {8: (50.0,), 16: (25.0,), 32: (12.5, 50.0)}
-"""By the number of hosts: the lab's, and links on which a region has four times as many chunks."""
+"""By number of hosts: the lab's, and links with four times the chunks per region."""
 LESS = experiment.Better.LESS
 
 
@@ -27,7 +27,7 @@ def name(hosts: int, link_mbit: float) -> str:
 
 
 def run(hosts: int, link_mbit: float, say: harness.Say) -> experiment.Outcome:
-    """Let so many hosts read the same at once."""
+    """Let ``hosts`` hosts read the same data concurrently."""
     pattern = played.SYNC_SAME.make(hosts, link_mbit)
     figures = transfer_patterns.play(pattern).figures
     found = {

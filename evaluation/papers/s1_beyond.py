@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1, beyond the paper: classes, how long anybody waits, more guests, prefetch, a peer."""
+"""S1, beyond the paper: classes, longest waits, more guests, prefetch, a peer."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ BESIDE = {
     "agent": requests.Klass.BACKGROUND,
     "pre-seed": requests.Klass.FILL,
 }
-"""What the disk does besides: a peer reads, chunks are stored, an image is brought here."""
+"""Other users of the disk: a peer's reads, stores of chunks, a background fill."""
 
 
 def class_cases(scale: experiment.Scale) -> list[experiment.Case]:
@@ -48,7 +48,7 @@ def class_cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def with_others(total: int, beside: Mapping[str, requests.Klass]) -> list[simulation.Guest]:
-    """Return a guest that reads in order, and streams that use the disk until it is done."""
+    """Return a guest that reads sequentially, and streams until its end."""
     guests = [workloads.guest("guest", ("SR-M",), workloads.REGIONS[0], 1, total)]
     for number, (name, klass) in enumerate(beside.items(), 1):
         region = workloads.REGIONS[0] + number * APART_BYTES
@@ -75,7 +75,7 @@ def _class_summary(found: simulation.Simulation) -> experiment.Outcome:
 
 
 def class_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return what a guest loses to others, and what is left for them."""
+    """Return a guest's loss to others, and the remaining rate for them."""
     alone = outcomes.get("alone")
     found = {policy: outcomes[policy] for policy in CLASS_POLICIES if policy in outcomes}
     if alone is None:
@@ -149,7 +149,7 @@ def many_cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def many_guests(number: int, total: int) -> list[simulation.Guest]:
-    """Return guests of table 1, again and again, each on a disk of its own."""
+    """Return guests of table 1, repeated, each on its own disk."""
     return [
         workloads.guest(
             f"VM{at + 1}",
@@ -218,7 +218,7 @@ def _ahead(name: str, say: harness.Say) -> experiment.Outcome:
 
 
 def ahead_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return for how long guests wait, with nothing fetched ahead and with both predictors."""
+    """Return the guests' waits without read-ahead and with both predictors."""
     made: Rows = []
     for name, ways in outcomes.items():
         for way in ("order", "units"):
@@ -292,7 +292,7 @@ def peer_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 
 
 def peer_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
-    """Return what guests got in the first turn and in the last one."""
+    """Return the guests' rates in the first and the last turn."""
     return {
         name: (one["policies"]["none"]["guests_mb_s"], one["again"]["guests_mb_s"])
         for name, one in outcomes.items()

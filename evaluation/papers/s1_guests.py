@@ -15,7 +15,7 @@ from evaluation.papers import s1_runs
 
 OTHERS = ("cfq", "anticipatory", "deadline")
 PAPER_LESS = {"cfq": 55, "anticipatory": 62, "deadline": 68}
-"""By how many % less time VM1's applications need than with each: figure 6(a)."""
+"""Reduction of VM1's applications' time over each policy, in %: figure 6(a)."""
 VM4_LEAST = (
     "the model's disk serves 175 random requests/s when it has nothing else to do, so a fourth of "
     "the time is 44/s. The paper's own table 3 (20,000 random writes in 66 s with cfq) says that "
@@ -51,7 +51,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return the figures of all that was measured of four guests."""
+    """Return all figures of the four guests."""
     found = s1_runs.by_policy(outcomes)
     if len(found) < len(s1_runs.POLICIES):
         return []
@@ -147,7 +147,7 @@ def _less(
     what: str,
     because: str = "",
 ) -> experiment.Row:
-    """Return the row that says by how much less time applications need."""
+    """Return the row of the applications' reduced time."""
     pairs = [
         (found["pregather"]["ends_s"][name], found[other]["ends_s"][name])
         for name in names
@@ -199,7 +199,7 @@ def _requests(found: dict[str, Outcome]) -> Rows:
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw places over time, requests per second, seek distances and bandwidth."""
+    """Draw offsets over time, requests per second, seek distances and bandwidth."""
     found = s1_runs.by_policy(outcomes)
     picture.set_size_inches(13, 8)
     upper, lower = picture.subplots(2, 2)

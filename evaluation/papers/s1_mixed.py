@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1, one guest with two applications: table 3 with the ratio of successful waits, and figure 5."""
+"""S1, one guest with two applications: table 3, successful waits, and figure 5."""
 
 import functools
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from evaluation.papers import s1_runs
 
 POLICIES = s1_disk.POLICIES[:3]
 CALIBRATED = "SWSW"
-"""The writers' piece was chosen by its gain, so that it says nothing."""
+"""The writers' piece was fitted to its gain, so it is no evidence."""
 LATER = (
     "the one in order goes first now, and both together take as long as with cfq: the requests at "
     "random need that time, whatever the order; the paper's disk serves them up to twice as fast "
@@ -66,7 +66,7 @@ def _mixed_summary(name: str, found: simulation.Simulation) -> experiment.Outcom
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return seconds of both applications over those with cfq and anticipatory, and waits."""
+    """Return both applications' times over those with cfq and anticipatory, and waits."""
     found = {name: s1_runs.by_policy(outcomes, f"{name} ") for name in workloads.MIXED}
     found = {name: runs for name, runs in found.items() if len(runs) == len(POLICIES)}
     made = [
@@ -176,7 +176,7 @@ MIXED = experiment.Experiment(
 
 
 def zone_cases(scale: experiment.Scale) -> list[experiment.Case]:
-    """Return a case for each length of zones and place of the two files, and for cfq."""
+    """Return a case for each zone length and placement of the two files, and for cfq."""
     zones = s1_figures.ZONES if scale is experiment.Scale.WHOLE else QUICK_ZONES
     return [
         experiment.Case(
@@ -199,7 +199,7 @@ def _zone(layout: str, sectors: int, say: harness.Say) -> experiment.Outcome:
 
 
 def zone_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return what becomes of two readers by the length of zones."""
+    """Return the results of two readers by zone length."""
     made: list[experiment.Row | experiment.Absent] = []
     for layout in s1_figures.LAYOUTS:
         found = {
@@ -249,7 +249,7 @@ def _zone_rows(
 
 
 def draw_zones(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw time and seeks at zero by the length of zones."""
+    """Draw time and seeks at zero by zone length."""
     axes = picture.subplots(1, 2)
     for layout, line in zip(s1_figures.LAYOUTS, ("o-", "s--"), strict=True):
         known = [n for n in s1_figures.ZONES if f"{layout}: {n}" in outcomes]

@@ -18,7 +18,7 @@ from evaluation.papers import s1_runs
 FOUR = "four guests"
 ABOUT_S = {FOUR: 75.0, "SRSR": 25.0, "SWSW": 25.0, "SRRR": 25.0, "SWRW": 25.0}
 ALONE_SHARE = 2.0
-"""Of what each application does where one guest is alone: it ends soon."""
+"""Of each application's work if one guest is alone: it ends soon."""
 QUICK_SHARE = 0.4
 PAPER_FIRST = {
     "SRSR": ("Figure 5", 85 / 46),
@@ -41,7 +41,7 @@ Rows = list[experiment.Row | experiment.Absent]
 
 
 def cases(scale: experiment.Scale) -> list[experiment.Case]:
-    """Return a case for each scenario: all policies take turns in it."""
+    """Return a case for each scenario, in which all policies take turns."""
     if scale is experiment.Scale.QUICK:
         return [experiment.Case(FOUR, functools.partial(_run, FOUR, QUICK_SHARE), 40.0)]
     return [
@@ -57,7 +57,7 @@ def _run(name: str, share: float, say: harness.Say) -> experiment.Outcome:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return bandwidth, seeks and waits of the scenarios that were run."""
+    """Return bandwidth, seeks and waits of the scenarios with an outcome."""
     made: Rows = []
     for name in disk_lab.GUESTS:
         if name not in outcomes:
@@ -131,10 +131,9 @@ def _waits(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
 
 
 def pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
-    """Return the bandwidths of the first turn and of the last one, with the same policy.
+    """Return the bandwidths of the first and the last turn, with the same policy.
 
-    Only of four guests: whether two readers alone come in turn or in pairs is left to chance first
-    in, first out.
+    Only of four guests: first in, first out serves two lone readers in turn or in pairs, by chance.
     """
     return {
         name: (one["policies"]["none"]["all_mb_s"], one["again"]["all_mb_s"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of S1 in virtual time as cases, and what is kept of a run."""
+"""S1's runs in virtual time as cases, and their stored results."""
 
 import functools
 import itertools
@@ -20,22 +20,22 @@ from evaluation.papers import experiment
 POLICIES = (*s1_disk.POLICIES, "none")
 SHOWN_S = s1_disk.SHOWN_S
 PLACES_SHOWN = 100
-"""Of a guest, in a picture of places over time."""
+"""Per guest, in a picture of offsets over time."""
 Make = Callable[[], list[simulation.Guest]]
 Summarize = Callable[[simulation.Simulation], experiment.Outcome]
 
 
 def total_bytes(scale: experiment.Scale) -> int:
-    """Return how much each application in order reads or writes; random ones in proportion."""
+    """Return the bytes of each sequential application; random ones are in proportion."""
     return workloads.FILE_BYTES // (1 if scale is experiment.Scale.WHOLE else 8)
 
 
 def case(
     name: str, make: Make, policy: str, about_s: float, summarize: Summarize
 ) -> experiment.Case:
-    """Return the case in which guests run with a policy.
+    """Return the case of guests with a policy.
 
-    :param make: makes them; it has to be picklable, and so has ``summarize``
+    :param make: makes the guests; must be picklable, like ``summarize``
     """
     run = functools.partial(_run, make, policy, summarize)
     return experiment.Case(name, run, about_s, is_timed=False)
@@ -44,7 +44,7 @@ def case(
 def cases_of_policies(make: Make, about_s: float, drawn: Collection[str]) -> list[experiment.Case]:
     """Return a case for each policy, with its rates.
 
-    :param drawn: the policies whose rates are drawn
+    :param drawn: policies whose rates are drawn
     """
     return [
         case(
@@ -63,7 +63,7 @@ def _run(make: Make, policy: str, summarize: Summarize, say: harness.Say) -> exp
 
 
 def summary(found: simulation.Simulation) -> experiment.Outcome:
-    """Return what tables and figures of any run are made of."""
+    """Return the data for tables and figures of any run."""
     return {
         "s": round(found.now_s, 3),
         "requests": len(found.distances) + 1,
@@ -82,7 +82,7 @@ def summary(found: simulation.Simulation) -> experiment.Outcome:
 def with_rates(found: simulation.Simulation, is_drawn: bool) -> experiment.Outcome:
     """Return a summary with each guest's requests per second while all run.
 
-    :param is_drawn: with those of each second, and with places over time
+    :param is_drawn: include those of each second, and offsets over time
     """
     until_s = min(guest.ended_s for guest in found.guests)
     rates = {
@@ -104,7 +104,7 @@ def with_rates(found: simulation.Simulation, is_drawn: bool) -> experiment.Outco
 
 
 def ends(found: simulation.Simulation) -> dict[str, float]:
-    """Return when the last thread of each application of a guest ended."""
+    """Return the end of the last thread of each of a guest's applications."""
     last: dict[str, float] = {}
     for guest in found.guests:
         for one in guest.applications:
@@ -122,7 +122,7 @@ def places(guest: simulation.Guest) -> list[tuple[float, float]]:
 
 
 def longest_gap_s(times: Iterable[float], until_s: float) -> float:
-    """Return for how long there was no answer until a time.
+    """Return the longest time without a response until ``until_s``.
 
     >>> longest_gap_s([1.0, 1.5, 4.0], 5.0)
     2.5
@@ -132,12 +132,12 @@ def longest_gap_s(times: Iterable[float], until_s: float) -> float:
 
 
 def by_policy(outcomes: experiment.Outcomes, prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Return the outcomes of cases that are named after a policy, maybe behind a prefix."""
+    """Return the outcomes of cases named by a policy, with an optional prefix."""
     return {p: outcomes[prefix + p] for p in POLICIES if prefix + p in outcomes}
 
 
 def less_percent(own_s: float, other_s: float) -> float:
-    """Return by how much less time was needed.
+    """Return the reduction of time in %.
 
     >>> less_percent(30.0, 60.0)
     50.0
@@ -146,7 +146,7 @@ def less_percent(own_s: float, other_s: float) -> float:
 
 
 def share_met(counts: Sequence[Mapping[str, int]]) -> tuple[float, int] | None:
-    """Return the share of waits that were worth it in %, and how many there were.
+    """Return the share of worthwhile waits in %, and their number.
 
     >>> none = dict.fromkeys(("met_alone", "expired_alone"), 0)
     >>> share_met([{"met": 9, "expired": 1} | none])

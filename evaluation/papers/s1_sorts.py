@@ -131,7 +131,7 @@ SORT = experiment.Experiment(
 
 
 def beside_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return what becomes of sorts beside queries."""
+    """Return the results of sorts beside queries."""
     found = s1_runs.by_policy(outcomes)
     if len(found) < len(s1_runs.POLICIES):
         return []
@@ -152,7 +152,7 @@ def beside_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
 
 
 def _end_s(one: Mapping[str, Any], application: str) -> float:
-    """Return when the last one of that name ended, in whichever guest."""
+    """Return the end of the last application of that name, in any guest."""
     return max(s for name, s in one["ends_s"].items() if name.endswith(f" {application}"))
 
 

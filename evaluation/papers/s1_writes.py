@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S1: what hangs on how a guest's writes come to the disk, and why writers gained nothing."""
+"""S1: the effect of a guest's write-out, and the reason for writers without gain."""
 
 import functools
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ WRITINGS = {
     AS_IT_WAS: workloads.Writing(fsync_blocks=workloads.FSYNC_BLOCKS, group=workloads.FSYNC_BLOCKS),
     **{f"{piece} at a time": workloads.Writing(piece) for piece in (1, 4, 8, 16, 38)},
 }
-"""How writes come, by name; 38 requests are 100 blocks."""
+"""Write-out parameters, by name; 38 requests are 100 blocks."""
 ASSUMED = f"{workloads.AS_SYSBENCH.piece} at a time"
 QUICK = (AS_IT_WAS, ASSUMED, "38 at a time")
 
 
 def cases(scale: experiment.Scale) -> list[experiment.Case]:
-    """Return a case for each way of writing, scenario and policy."""
+    """Return a case for each write-out, scenario and policy."""
     is_whole = scale is experiment.Scale.WHOLE
     total = workloads.FILE_BYTES // (4 if is_whole else 16)
     return [
@@ -60,7 +60,7 @@ def _summary(scenario: str, found: simulation.Simulation) -> experiment.Outcome:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return what the application in order gains, and what four guests do, by way of writing."""
+    """Return a sequential application's gain, and four guests' results, by write-out."""
     made: list[experiment.Row | experiment.Absent] = []
     for scenario in (*GUESTS, FOUR):
         for way in WRITINGS:
@@ -90,7 +90,7 @@ def _row(
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw the gains over the ways of writing, with the paper's."""
+    """Draw the gains over the write-outs, with the paper's."""
     axes = picture.subplots()
     ways = [way for way in WRITINGS if f"{way}: {FOUR}: cfq" in outcomes]
     found = rows(outcomes)

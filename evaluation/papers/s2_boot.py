@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's boot, recorded once: what QEMU asked of which file and when, and the boot image.
+"""A guest's boot, recorded once: QEMU's requests with times, and the boot image.
 
-The guest boots under emulation, its files in the page cache, so that hardly any of the time
-between two requests is waiting.  QEMU's own trace events say what was read and written, in its
-block layer: on a disk that shares its image (qcow2 over the image), and on one that does not (a
-copy of the image).  The boot image is made by the product's builder, which boots it too.
+The guest boots under emulation, with its files in the page cache, so that the time between two
+requests has almost no waits.  QEMU's own trace events have the reads and writes, in its block
+layer: on a disk that shares its image (qcow2 over the image), and on one that does not (a copy of
+the image).  The product's builder makes the boot image with a boot of its own.
 
-A recording is made once for an image and kept in the lab's cache.
+Each image is recorded once; the lab's cache stores the recording.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from tests.lab import local
 from tests.lab import runs
 
 VERSION = 1
-"""Of what is kept; another one is recorded anew."""
+"""Of recordings; other versions are recorded again."""
 EVENTS = ("bdrv_co_preadv_part", "bdrv_co_pwritev_part")
 _LINE = re.compile(
     r"^\d+@(?P<at>[0-9.]+):bdrv_co_p(?P<kind>read|write)v_part bs (?P<node>0x[0-9a-f]+) "
@@ -45,17 +45,17 @@ _LINE = re.compile(
 )
 BUILT, RECORDED = "built.json", "recorded.json"
 READ, READ_OWN, WRITE = "r", "o", "w"
-"""Of the image; of the guest's own file; into the guest's own file."""
+"""Reads of the image; of the guest's own file; writes to the guest's own file."""
 Op = tuple[float, str, int, int]
-"""Seconds since the request before, what, offset in its file, length."""
+"""Seconds since the previous request, kind, offset in its file, length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Boot:
     """A recorded boot of an image.
 
-    :param folder: where the recording is kept
-    :param image: the image, raw; nobody writes to it
+    :param folder: of the recording
+    :param image: the image, raw and read-only
     """
 
     folder: pathlib.Path
@@ -63,12 +63,12 @@ class Boot:
 
     @property
     def shared_file(self) -> pathlib.Path:
-        """The requests of a guest that shares its image; made for :mod:`s2_replay`."""
+        """The requests of a guest that shares its image, for :mod:`s2_replay`."""
         return self.folder / "shared.json"
 
     @property
     def shared(self) -> list[Op]:
-        """What a guest that shares its image asked of both of its files."""
+        """The requests of a guest that shares its image, for both of its files."""
         return _ops(self.shared_file)
 
     @property
@@ -78,12 +78,12 @@ class Boot:
 
     @property
     def copied(self) -> list[Op]:
-        """What a guest with a copy of the image asked of that: READ and WRITE."""
+        """The requests of a guest with a copy of the image: READ and WRITE."""
         return _ops(self.copied_file)
 
     @property
     def facts(self) -> dict[str, float]:
-        """What the builder, and both boots, say of themselves."""
+        """Facts of the builder's boot and of both recordings."""
         found: dict[str, float] = json.loads((self.folder / BUILT).read_text())
         if (self.folder / RECORDED).exists():
             found |= json.loads((self.folder / RECORDED).read_text())
@@ -91,22 +91,22 @@ class Boot:
 
     @property
     def trace(self) -> tuple[int, ...]:
-        """The boot trace: chunk numbers in the order of first touch."""
+        """The boot trace: chunk numbers in the order of first access."""
         return tuple(json.loads((self.folder / "trace.json").read_text()))
 
     def image_id(self, number: int) -> ids.ImageId:
-        """Return the id of one of the images, all of which have these bytes."""
+        """Return the id of one of the images, which all have these bytes."""
         return ids.parse_image_id(str(uuid.uuid5(uuid.NAMESPACE_OID, f"S2 {number}")))
 
     def map_file(self, number: int) -> pathlib.Path:
-        """Return the chunk map of one of the images; make it if it is not there."""
+        """Return the chunk map of one of the images; make it if it is missing."""
         path = self.folder / f"{number}.acmap"
         if not path.exists():
             prehash.prehash(self.image, path, self.image_id(number))
         return path
 
     def boot_image_file(self, number: int) -> pathlib.Path:
-        """Return the boot image of one of the images; make it if it is not there."""
+        """Return the boot image of one of the images; make it if it is missing."""
         path = self.folder / f"{number}.acboot"
         if not path.exists():
             self._write_boot_image(number, path)
@@ -120,12 +120,12 @@ class Boot:
 
     @property
     def boot_image_bytes(self) -> int:
-        """Length of a boot image."""
+        """The length of a boot image."""
         return self.boot_image_file(0).stat().st_size
 
 
 def ensure(say: harness.Say) -> Boot:
-    """Return the recorded boot of the lab's guest image; record it if that has not been done."""
+    """Return the recorded boot of the lab's guest image; record it if needed."""
     boot = built(guest_image.ensure(say).raw, say)
     with _locked(boot):
         if not (boot.folder / RECORDED).exists():
@@ -134,7 +134,7 @@ def ensure(say: harness.Say) -> Boot:
 
 
 def built(image: pathlib.Path, say: harness.Say) -> Boot:
-    """Return an image with its boot image; build that if need be."""
+    """Return an image with its boot image; build that if needed."""
     boot = Boot(runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}", image)
     runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
     with _locked(boot):
@@ -147,7 +147,7 @@ def built(image: pathlib.Path, say: harness.Say) -> Boot:
 
 @contextlib.contextmanager
 def _locked(boot: Boot) -> Iterator[None]:
-    """Let one process at a time fill the folder of a recording."""
+    """Lock the folder of a recording for one process."""
     with boot.folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -157,7 +157,7 @@ def _build(boot: Boot, say: harness.Say) -> None:
     say("the builder boots the image")
     summary = boot_builder.build(boot.image, _map(boot.map_file(0)), boot.folder / "0.acboot")
     head = boot_frames.check_boot_image([(boot.folder / "0.acboot").read_bytes()], "the boot image")
-    # The builder's own trace, zero chunks aside: what other images' boot images are made of.
+    # The builder's own trace, without zero chunks; the other images' boot images use it.
     (boot.folder / "trace.json").write_text(json.dumps(list(head.trace)))
     facts = {f"build_{key}": value for key, value in dataclasses.asdict(summary).items()}
     del facts["build_path"]
@@ -192,11 +192,11 @@ def _record_one(boot: Boot, name: str) -> dict[str, float]:
 
 
 class Traced(guest.Guest):
-    """A guest whose QEMU writes down what it asks of each file."""
+    """A guest whose QEMU traces the requests for each file."""
 
     @property
     def traced(self) -> pathlib.Path:
-        """What it wrote."""
+        """The path of the trace."""
         return self.disk.with_suffix(".trace")
 
     def _argv(self) -> list[str]:
@@ -205,11 +205,11 @@ class Traced(guest.Guest):
 
 
 def requests(text: str, ended: float, *, shares_image: bool) -> list[Op]:
-    """Return the requests for files in what QEMU wrote down until a time.
+    """Return the requests for files in QEMU's trace until a time.
 
-    QEMU's block layer has a node for each format and one below it for its file; a request stands
-    there for each node that it goes through.  A node is seen for the first time after those
-    above it, but for a qcow2 file, whose head is read before all.
+    QEMU's block layer has a node for each format and one below it for its file; the trace has a
+    request for each node that it passes.  A node first appears after those above it, except for a
+    qcow2 file, whose header is read before all.
     """
     lines = [
         (float(at), kind, node, int(offset), int(length))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 12 and 13 of S2: one guest boots beside programs that use the device, or the memory."""
+"""Figures 12 and 13 of S2: a boot beside programs that use device or memory."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ POLICIES = (s2_scene.ALL_AT_ONCE, s2_scene.PREFETCHING, s2_scene.ACSTOR)
 NORMAL = s2_scene.ALL_AT_ONCE
 MOST = 15
 MEMORIES_MIB = (96, 16)
-"""Of the guest's process and its page cache: all that a boot reads fits into the first."""
+"""Of the guest's process and its page cache: the first fits all reads of a boot."""
 _SLOW_S = {"hdd": (9, 160), "ssd": (5, 25), "network": (10, 60)}
 
 # Figure 12
@@ -68,7 +68,7 @@ def _rows(
     name: Callable[[str, int, str], str],
     row: Callable[[str, int, str, float, float], experiment.Row],
 ) -> list[experiment.Row]:
-    """Return a row for each device, size and policy beside acstor that was run.
+    """Return a row for each device, size and policy with an outcome besides acstor.
 
     :param name: of a case of a device, size and policy
     :param row: of a device, size and policy, with the seconds of acstor and of the policy
@@ -170,13 +170,13 @@ def _memory_row(
 
 
 def _drawn(group: str) -> str:
-    """Return what is written below the bars of a device and a size of memory."""
+    """Return the label below the bars of a device and a memory size."""
     device, _, memory = group.partition(", ")
     return f"{s2_many.DEVICES[device]}, {memory}"
 
 
 def draw_memory(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw bars of the policies for each device and size of memory."""
+    """Draw bars of the policies for each device and memory size."""
     axes = picture.subplots()
     groups = list(dict.fromkeys(name.rpartition(", ")[0] for name in outcomes))
     for at, policy in enumerate(POLICIES):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table I of S2: the boot images of a catalogue of images.
 
-Images are made of Debian's packages, once, and kept in the lab's cache with their recordings; what
-is measured of them are lengths.
+Images are made from Debian packages, once, and stored in the lab's cache with their recordings;
+only their lengths are measured.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ MINIMAL, DATABASE = "Debian 12", "Debian 12, database"
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an image of the catalogue differs in from the lab's guest image."""
+    """A catalogue image's differences from the lab's guest image."""
 
     suite: str = ""
     packages: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ CATALOGUE = {
 
 
 def ensure(name: str, say: harness.Say) -> s2_boot.Boot:
-    """Return an image of the catalogue with its boot image; make both if they are not there."""
+    """Return a catalogue image with its boot image; make both if they are missing."""
     changed = None if name == MINIMAL else CATALOGUE[name]
     return s2_boot.built(guest_image.ensure(say, changed).raw, say)
 
@@ -81,7 +81,7 @@ def measure(name: str, say: harness.Say) -> experiment.Outcome:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return a row for each image, and of all."""
+    """Return a row for each image, and for all."""
     found = [_row(name, outcome) for name, outcome in outcomes.items()]
     if outcomes:
         found += _totals(outcomes)
@@ -151,11 +151,11 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     axes.legend()
 
 
-# What boot images have in common
+# Common content of boot images
 
 
 def common_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the case that looks for chunks that several boot images have, in a whole run."""
+    """Return the case that looks for common chunks of boot images, in a whole run."""
     names = tuple(CATALOGUE) if scale is experiment.Scale.WHOLE else ()
     run = functools.partial(_common, names)
     return [experiment.Case("all", run, 10, is_timed=False)] if names else []
@@ -167,7 +167,7 @@ def _common(names: Sequence[str], say: harness.Say) -> experiment.Outcome:
 
 
 def _boot_cids(boot: s2_boot.Boot, name: str) -> set[bytes]:
-    """Return the CIDs of what an image's boot image has."""
+    """Return the CIDs of an image's boot image."""
     image_map = chunk_map.ChunkMap.parse(boot.map_file(0).read_bytes(), name)
     return {bytes(image_map.cid_of(number)) for number in boot.trace}
 
@@ -187,7 +187,7 @@ def common(of_images: Sequence[set[bytes]]) -> dict[str, float]:
 
 
 def common_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return the row of what boot images have in common."""
+    """Return the row of boot images' common content."""
     return [
         experiment.Row.cost(
             part="Section VII",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beyond S2: a boot image that comes from another host, and that nobody has made ready before."""
+"""Beyond S2: a boot image from another host, not loaded in advance."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def measure(say: harness.Say) -> experiment.Outcome:
-    """Let hosts load one boot image, one after the other; return seconds and bytes of each."""
+    """Let hosts load one boot image in sequence; return seconds and bytes of each."""
     boot = s2_boot.ensure(lambda _: None)
     with network.Network(HOSTS, link_mbit=LINK_MBIT, source_mbit=SOURCE_MBIT) as net:
         folder = _published(boot, net.run.folder / "images")
@@ -41,7 +41,7 @@ def measure(say: harness.Say) -> experiment.Outcome:
 
 
 def _published(boot: s2_boot.Boot, folder: pathlib.Path) -> pathlib.Path:
-    """Put the image, its chunk map and its boot image where the image server has them."""
+    """Copy image, chunk map and boot image to the image server's folder."""
     folder.mkdir()
     image_id = boot.image_id(0)
     for path, kind in ((boot.image, "raw"), (boot.map_file(0), "acmap")):

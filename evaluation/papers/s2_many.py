@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 9 to 11 of S2: many guests boot at once, of one image or of different ones."""
+"""Figures 9 to 11 of S2: many concurrent boots, of one image or of different ones."""
 
 import dataclasses
 import functools
@@ -16,15 +16,15 @@ from evaluation.papers import s2_scene
 
 DEVICES = {"hdd": "HDD", "ssd": "SSD", "network": "CEPH"}
 COUNTS = (1, 4, 16)
-"""Numbers of guests that are played; the paper has those between, too."""
+"""Numbers of guests here; the paper also has those between."""
 AGAIN = ", again"
 STEADY_CASE = "hdd, 1 guest, all at once"
 _WAIT_S = {"hdd": 7.5, "ssd": 0.2, "network": 2.0}
-"""For which an image's boot waits for each device."""
+"""Wait time of an image's boot for each device."""
 
 
 def play(scene: s2_scene.Scene, say: harness.Say) -> experiment.Outcome:
-    """Play a scene of the lab's guest image."""
+    """Run a scene of the lab's guest image."""
     boot = s2_boot.ensure(lambda _: None)
     found = s2_scene.play(boot, scene)
     say(f"{found['all_s']:.1f} s")
@@ -37,14 +37,14 @@ def name_of(scene: s2_scene.Scene) -> str:
 
 
 def case(scene: s2_scene.Scene, name: str = "", about_s: float = 0.0) -> experiment.Case:
-    """Return the case that plays a scene."""
+    """Return the case of a scene."""
     return experiment.Case(
         name or name_of(scene), functools.partial(play, scene), about_s or _about_s(scene)
     )
 
 
 def _about_s(scene: s2_scene.Scene) -> float:
-    """Estimate how long a scene takes: what its device lets wait, its guests, its agent."""
+    """Estimate a scene's duration: waits of its device, its guests, its agent."""
     wait_s = _WAIT_S[scene.device] * scene.images
     if scene.policy == s2_scene.ACSTOR:
         return 7.5 + scene.guests * 0.7
@@ -89,10 +89,10 @@ def pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What the paper says of a number of guests on a device.
+    """The paper's claim for a number of guests on a device.
 
-    :param gain: times as fast as all at once
-    :param because: why that may be missed
+    :param gain: speed-up over all at once
+    :param because: a reason for missing it
     """
 
     device: str
@@ -216,7 +216,7 @@ _SOURCES = {IN_MEMORY: (True, None), ON_SSD: (False, "boot"), ON_SAME: (False, "
 
 
 def memory_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases of figure 9: where boot images are when guests begin."""
+    """Return the cases of figure 9: the boot images' place at the guests' start."""
     counts = (1, 16) if scale is experiment.Scale.WHOLE else (4,)
     return [
         case(
@@ -231,7 +231,7 @@ def memory_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def memory_name(count: int, where: str) -> str:
-    """Return the name of the case of so many guests."""
+    """Return the name of the case of ``count`` guests."""
     return f"{s2_scene.of_guests(count)}, boot images {where}"
 
 
@@ -272,7 +272,7 @@ def draw_memory(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     axes.legend()
 
 
-# Guests of QEMU beside replayed ones
+# QEMU's guests beside replayed ones
 
 
 QEMU, REPLAYED, NO_THINK = "of QEMU", "replayed", "replayed without think times"
@@ -280,7 +280,7 @@ _KINDS = (QEMU, REPLAYED, NO_THINK)
 
 
 def real_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases of guests of QEMU and of replayed ones, with and without think times."""
+    """Return the cases of QEMU's and of replayed guests, with and without think times."""
     counts = (1, 4) if scale is experiment.Scale.WHOLE else (1,)
     return [
         case(
@@ -303,12 +303,12 @@ def real_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def real_name(count: int, policy: str, kind: str) -> str:
-    """Return the name of the case of so many guests."""
+    """Return the name of the case of ``count`` guests."""
     return f"{s2_scene.of_guests(count)} {kind}, {policy}"
 
 
 def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return the rows of guests of QEMU beside replayed ones."""
+    """Return the rows of QEMU's guests beside replayed ones."""
     return [
         experiment.Row.speed_up(
             part="Figure 11(a)",
@@ -326,7 +326,7 @@ def real_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 
 
 def draw_real(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw bars of guests of QEMU and of replayed ones, all at once and with acstor."""
+    """Draw bars of QEMU's and of replayed guests, all at once and with acstor."""
     counts = [n for n in (1, 4) if real_name(n, s2_scene.ACSTOR, NO_THINK) in outcomes]
     panels = picture.subplots(1, 2, sharey=True)
     for axes, policy in zip(panels, (s2_scene.ALL_AT_ONCE, s2_scene.ACSTOR), strict=True):

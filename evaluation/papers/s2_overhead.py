@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables II and III of S2: what reading through the mirror costs once a guest has booted."""
+"""Tables II and III of S2: the cost of reads through the mirror after a boot."""
 
 import contextlib
 import functools
@@ -34,21 +34,26 @@ FILE_BYTES = 256 * geometry.MIB
 RANDOM_BYTES = 87 * geometry.MIB
 """The same share of the file as the paper's 868 MB of 2.5 GB."""
 READ_BYTES = geometry.MIB
-"""The paper's disk reads 868 MB at random places in 13.4 s: 15 ms for each read of a MiB, which is
-a seek, half a turn and the transfer.  With smaller reads no such disk is as fast."""
+"""The paper's disk reads 868 MB at random places in 13.4 s.
+
+That is 15 ms for each read of a MiB: a seek, half a turn and the transfer.  With smaller reads no
+such disk is as fast.
+"""
 TURNS = 3
 GUESTS = 3
-"""Of each kind, in turns: those of one kind differ by more than the paper's two ways do."""
+"""Of each kind, in turns; they differ by more than the paper's two ways."""
 INSTANT = "instant"
-"""A device that lets nobody wait: what is left is the processor's time."""
+"""A device without delay: the rest is CPU time."""
 KEPT = "kept"
-"""No first read: the file is on this machine's disk, and so are its chunks, in the agent's cache.
-The disk gives no more than the paper's SSD."""
+"""No first read: the file is on this machine's disk, its chunks are cached.
+
+The disk is limited to the rate of the paper's SSD.
+"""
 SSD_BYTES_S = 346_000_000
 DISK_GROUPS = pathlib.Path("/sys/fs/cgroup/blkio")
 PLAIN, MIRROR = "plain file", "mirror"
 BARE = "bare pyfuse3"
-"""A file system in user space that only reads the file: it neither checks nor keeps anything."""
+"""A FUSE file system that only reads the file, without checks or a cache."""
 WAYS = (PLAIN, BARE, MIRROR)
 DRAWN = {**s2_many.DEVICES, INSTANT: "no device", KEPT: "what the\nhost has"}
 PAPER = {
@@ -76,7 +81,7 @@ def read_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def _read_all(device: str, turns: int, say: harness.Say) -> experiment.Outcome:
-    """Read a file of random bytes in all ways, cold, in turns; return the seconds of each."""
+    """Read a file of random bytes in all ways, cold, in turns; return each time."""
     found: dict[str, list[float]] = {}
     with runs.Run() as run:
         images = local.ImageFolder(run.folder / "images")
@@ -92,7 +97,7 @@ def _read_all(device: str, turns: int, say: harness.Say) -> experiment.Outcome:
 
 
 def _in_turn(turn: int) -> Sequence[str]:
-    """Return the ways in the order of a turn: every second one the other way round."""
+    """Return the ways in the order of a turn: reversed in every second one."""
     return WAYS[:: -1 if turn % 2 else 1]
 
 
@@ -102,7 +107,7 @@ def _medians(found: Mapping[str, list[float]], say: harness.Say) -> experiment.O
 
 
 def _read_kept(turns: int, say: harness.Say) -> experiment.Outcome:
-    """Read in all ways in turns what is all on this host, with nothing in the page cache."""
+    """Read local data in all ways in turns, with an empty page cache."""
     found: dict[str, list[float]] = {}
     with runs.Run() as run:
         images = local.ImageFolder(run.folder / "images")
@@ -129,7 +134,7 @@ def _read_kept(turns: int, say: harness.Say) -> experiment.Outcome:
 
 @contextlib.contextmanager
 def _disk_as_fast_as(folder: pathlib.Path, bytes_s: int) -> Iterator[None]:
-    """Let the disk below ``folder`` give this process, and those it starts, no more than this.
+    """Limit the disk below ``folder`` to a rate for this process and its children.
 
     :raises harness.CannotRun: the kernel's I/O controller of cgroup version 1 is not mounted
     """
@@ -148,7 +153,7 @@ def _disk_as_fast_as(folder: pathlib.Path, bytes_s: int) -> Iterator[None]:
 
 
 def _disk_of(folder: pathlib.Path) -> str:
-    """Return the number of the disk on which a folder lies, a partition's disk where it is one."""
+    """Return the device number of a folder's disk, not of its partition."""
     device = folder.stat().st_dev
     shown = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
     if (shown / "partition").exists():
@@ -166,7 +171,7 @@ def _read_cold(
     way: str,
     order: str,
 ) -> float:
-    """Mount the device anew, read, and return the seconds."""
+    """Mount the device again, read, and return the seconds."""
     place = s2_scene.Place(folder, folder / "store")
     files = [
         s2_scene.file_of(
@@ -196,7 +201,7 @@ def _read_cold(
 
 
 def _read_s(path: pathlib.Path, order: str) -> float:
-    """Read a file as QEMU with ``writethrough`` does: through the page cache."""
+    """Read a file like QEMU with ``writethrough``: through the page cache."""
     places = list(range(0, FILE_BYTES, READ_BYTES))
     if order == "random":
         places = random.Random(0).sample(places, RANDOM_BYTES // READ_BYTES)
@@ -213,7 +218,7 @@ def _read_s(path: pathlib.Path, order: str) -> float:
 
 
 def read_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experiment.Absent]:
-    """Return the rows of table II, each with the one of the bare file system behind it."""
+    """Return the rows of table II, each followed by that of the bare file system."""
     return [
         row(device, order, outcome)
         for device, outcome in outcomes.items()
@@ -271,7 +276,7 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
 
 
 def database_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
-    """Return the cases of table III, in a whole run only: its image has to be made."""
+    """Return the cases of table III, in a whole run only, since its image is costly."""
     if scale is not experiment.Scale.WHOLE:
         return []
     policies = {PLAIN: s2_scene.ALL_AT_ONCE, MIRROR: s2_scene.ACSTOR}
@@ -292,7 +297,7 @@ _RATE = re.compile(r"tps = ([0-9.]+)")
 
 
 def _transactions(policy: str, say: harness.Say) -> experiment.Outcome:
-    """Boot a guest that has PostgreSQL in its image, and run pgbench's TPC-B in it."""
+    """Boot a guest with PostgreSQL in its image, and run pgbench's TPC-B in it."""
     boot = s2_catalogue.ensure(s2_catalogue.DATABASE, lambda _: None)
     scene = s2_scene.Scene("ssd", policy, is_real=True)
     with s2_scene.booted(boot, scene) as guests:
@@ -309,7 +314,7 @@ def _transactions(policy: str, say: harness.Say) -> experiment.Outcome:
 
 
 def _wait_database(booted: guest.Guest) -> None:
-    """Wait until PostgreSQL answers, in the guest."""
+    """Wait until PostgreSQL in the guest answers."""
     asked = "su postgres -c 'psql -c \"select 1\"'"
     booted.shell(f"for n in $(seq 90); do {asked} && break; sleep 1; done", 180)
 
@@ -347,13 +352,13 @@ def database_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
 
 
 def _rates(outcomes: experiment.Outcomes, way: str) -> list[float]:
-    """Return the transactions a second of each guest of one kind."""
+    """Return the transactions per second of each guest of one kind."""
     names = [_guest(way, number) for number in range(1, GUESTS + 1)]
     return [outcomes[name]["tps"] for name in names if name in outcomes]
 
 
 def database_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
-    """Return the baseline, of each guest."""
+    """Return the baseline of each guest."""
     found = _rates(outcomes, PLAIN)
     return {PLAIN: found} if len(found) > 1 else {}
 

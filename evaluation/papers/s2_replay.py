@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay guests that boot: ``python -m evaluation.papers.s2_replay PLAN`` prints when each ended.
+"""Replays boots: ``python -m evaluation.papers.s2_replay PLAN`` prints their ends.
 
 PLAN is a JSON file::
 
@@ -7,12 +7,12 @@ PLAN is a JSON file::
      "guests": [{"image": "/…", "own": "/…"}],
      "prefetch": [{"image": "/…", "spans": [[0, 4096]]}]}
 
-Each guest is a thread that asks what the recorded one asked, in the same order, each request after
-the one before was answered and after as much time as the recorded guest let pass, times ``think``.
-Reads go through the page cache, as those of QEMU with ``writethrough`` do.  With ``in_turn`` the
-others begin when the first one is done.  Prefetching begins with the guests.
+Each guest is a thread that repeats the recorded requests in order, each after the response to the
+previous one and after the recorded think time, times ``think``.  Reads use the page cache, as those
+of QEMU with ``writethrough``.  With ``in_turn`` the others start after the end of the first one.
+Prefetching starts with the guests.
 
-It is a process of its own so that a memory limit can hold for guests and their page cache alone.
+It is a process of its own, so that a memory limit covers only guests and their page cache.
 """
 
 import json
@@ -26,14 +26,14 @@ from collections.abc import Sequence
 from typing import Any
 
 LEAST_SLEEP_S = 0.001
-"""Shorter think times are put together: a sleep takes longer than it is asked for."""
+"""Shorter think times are joined, since sleeps take longer than requested."""
 
 WRITTEN = memoryview(b"w" * (16 << 20))
-"""Its pages are in memory: otherwise the kernel would cut a write at each that is not."""
+"""Its pages are resident: the kernel would split a write at each missing one."""
 
 
 class Guest:
-    """One guest; :attr:`ended_s` is when it was done."""
+    """A guest; :attr:`ended_s` is its end."""
 
     def __init__(self, plan: Mapping[str, Any], files: Mapping[str, str]) -> None:
         self.ended_s = 0.0
@@ -42,7 +42,7 @@ class Guest:
         self._own = os.open(files["own"], os.O_RDWR) if files.get("own") else -1
 
     def boot(self, ops: Sequence[tuple[float, str, int, int]]) -> None:
-        """Ask what a boot asks."""
+        """Replay a boot."""
         due_s = 0.0
         for think_s, kind, offset, length in ops:
             due_s += think_s * self._think
@@ -67,7 +67,7 @@ def prefetch(image: str, spans: Sequence[tuple[int, int]]) -> None:
 
 
 def run(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Boot the guests of a plan; return how long that took, and each of them."""
+    """Boot the guests of a plan; return their durations and the total."""
     ops = json.loads(pathlib.Path(plan["ops"]).read_text())
     guests = [Guest(plan, files) for files in plan["guests"]]
     began_s = time.monotonic()
@@ -85,12 +85,12 @@ def run(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run a plan and print what came of it."""
+    """Run a plan and print the result."""
     plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
     if plan["memory"]:
         (pathlib.Path(plan["memory"]) / "cgroup.procs").write_text(str(os.getpid()))
     print(json.dumps(run(plan)), flush=True)
-    os._exit(0)  # what is still prefetched is of no use to anybody
+    os._exit(0)  # a remaining prefetch has no use
     return 0
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One boot of one or several guests on one host: storage, policy, who else uses the machine.
+"""Boots of one or several guests on one host: storage, policy, other load.
 
-Images and the guests' own files lie on a device that takes its time (tests/fakes/shaped_store.py),
-each image at a place of its own.  A host begins cold: its file systems are mounted anew, and the
-agent is new.  An agent's own cache lies on the machine's disk, not on the device.
+Images and the guests' own files are on a modelled device (tests/fakes/shaped_store.py), each image
+at its own offset.  A host starts cold: with newly mounted file systems and a new agent.  An agent's
+cache is on the machine's disk, not on the device.
 """
 
 import contextlib
@@ -38,12 +38,14 @@ PREFETCHING = "prefetching boot"
 ACSTOR = "acstor"
 POLICIES = (ALL_AT_ONCE, ONE_THEN_OTHERS, PREFETCHING, ACSTOR)
 PAPER_THINK_S = 3.0
-"""A boot of the paper's guest on an SSD, where nothing waits: its processor's time, more or less.
-The recorded guest runs under emulation and takes some times that; its think times are made so much
-shorter, all alike."""
+"""Duration of the paper's boot on an SSD without waits: about its CPU time.
+
+The recorded guest runs under emulation and takes several times as long; its think times are scaled
+down uniformly to this duration.
+"""
 GIB = 1024 * geometry.MIB
 PIECE_BYTES = 256 * geometry.KIB
-"""What programs write at once: what a disk's driver takes in one request."""
+"""Size of the programs' writes: a disk driver's request size."""
 SPACING_BYTES = 4 * GIB
 OWN_AT, LOAD_AT = 200 * GIB, 300 * GIB
 BOOT_IMAGES_AT = 150 * GIB
@@ -58,18 +60,18 @@ MEMORY_GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What boots on what, and beside whom.
+    """The guests, their storage, and other load.
 
     :param device: "hdd", "ssd" or "network"
     :param is_same: all guests share one image
-    :param think: recorded think times are so long; None: as long as the paper's
-    :param programs: that write to the device meanwhile
-    :param memory_bytes: of guests and their page cache together; None: what there is
-    :param is_real: guests are QEMU's, not replayed
+    :param think: duration of recorded think times; None: the paper's
+    :param programs: number of programs that write to the device
+    :param memory_bytes: of guests and their page cache together; None: unlimited
+    :param is_real: QEMU's guests instead of replayed ones
     :param is_loaded: acstor has the boot images in memory before guests start
-    :param boot_device: where boot images come from: "images", the device of the images; "boot", an
-        SSD of their own; None: what keeps nobody waiting
-    :param is_copied: each guest has a copy of the image for its disk, and writes into that
+    :param boot_device: source of boot images: "images", the device of the images; "boot", an
+        SSD of their own; None: no delay
+    :param is_copied: each guest has a copy of the image as its disk, and writes to it
     """
 
     device: str = "hdd"
@@ -86,28 +88,28 @@ class Scene:
 
     @property
     def images(self) -> int:
-        """How many images there are."""
+        """The number of images."""
         return 1 if self.is_same else self.guests
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where things of a running scene are."""
+    """The paths of a running scene."""
 
     folder: pathlib.Path
     mount_point: pathlib.Path
 
     def image(self, boot: s2_boot.Boot, number: int) -> pathlib.Path:
-        """Return an image as the device has it."""
+        """Return an image's path on the device."""
         return self.mount_point / f"{boot.image_id(number)}.raw"
 
     def own(self, number: int) -> pathlib.Path:
-        """Return a guest's own file as the device has it."""
+        """Return the path of a guest's own file on the device."""
         return self.mount_point / f"own-{number}"
 
     @property
     def report(self) -> pathlib.Path:
-        """What the device says at its end."""
+        """The device's report at its end."""
         return self.folder / "report.json"
 
 
@@ -121,11 +123,11 @@ def of_guests(count: int) -> str:
 
 
 def play(boot: s2_boot.Boot, scene: Scene) -> dict[str, Any]:
-    """Boot a scene's guests; return how long that took, and what the device was asked."""
+    """Boot a scene's guests; return the durations and the device's counters."""
     with runs.Run() as run:
         place = Place(run.folder, run.folder / "store")
         backings = _own_files(boot, scene, place)
-        boots.read_whole(boot.image)  # below the device, whose time is the model's
+        boots.read_whole(boot.image)  # below the device; its model has the delays
         with stored(boot, scene, place), contextlib.ExitStack() as stack:
             if scene.policy == ACSTOR:
                 stack.enter_context(attached(boot, scene, place))
@@ -136,7 +138,7 @@ def play(boot: s2_boot.Boot, scene: Scene) -> dict[str, Any]:
 
 
 def _own_files(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[pathlib.Path]:
-    """Make the guests' own files; return the image that each of them uses."""
+    """Make the guests' own files; return each guest's image."""
     images = place.folder / "g" / "agent" / "mirror" / "images"
     used = []
     for number in range(scene.guests):
@@ -156,13 +158,13 @@ def _own_files(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[pathlib.P
 def stored(
     boot: s2_boot.Boot, scene: Scene, place: Place
 ) -> contextlib.AbstractContextManager[None]:
-    """Mount the device with all files that lie on it."""
+    """Mount the device with all its files."""
     return mounted(scene.device, list(_files(boot, scene, place)), place)
 
 
 @contextlib.contextmanager
 def mounted(device: str, files: Sequence[dict[str, Any]], place: Place) -> Iterator[None]:
-    """Mount a device with files on it; boot images may lie on an SSD of their own."""
+    """Mount a device with files; boot images may be on their own SSD."""
     place.mount_point.mkdir()
     plan = place.folder / "store.json"
     told = {
@@ -183,7 +185,7 @@ def mounted(device: str, files: Sequence[dict[str, Any]], place: Place) -> Itera
 
 
 def _files(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[dict[str, Any]]:
-    """Yield what the device has."""
+    """Yield the files of the device."""
     for number in range(scene.images):
         image_id = boot.image_id(number)
         yield file_of(f"{image_id}.raw", boot.image, number * SPACING_BYTES)
@@ -208,7 +210,7 @@ def file_of(
     device: str | None = "images",
     is_written: bool = False,
 ) -> dict[str, Any]:
-    """Return what a device is told of a file."""
+    """Return a file's entry in the device's plan."""
     return {
         "name": name,
         "path": str(path),
@@ -220,7 +222,7 @@ def file_of(
 
 @contextlib.contextmanager
 def attached(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[agents.Agent]:
-    """Run an agent whose source is the device, with the boot images in memory if they shall be."""
+    """Run an agent with the device as source, and boot images loaded if wanted."""
     with local.agent(
         place.folder / "g",
         local.ImageFolder(place.folder / "unused"),
@@ -237,7 +239,7 @@ def attached(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[agents.
 
 @contextlib.contextmanager
 def programs(place: Place, count: int) -> Iterator[None]:
-    """Let programs write to the device as fast as it takes it, each into a file of its own."""
+    """Let programs write to the device at full speed, each to its own file."""
     is_over = threading.Event()
     writers = [
         threading.Thread(target=_write, args=(place.mount_point / f"load-{number}", is_over))
@@ -255,7 +257,7 @@ def programs(place: Place, count: int) -> Iterator[None]:
 
 
 def _write(path: pathlib.Path, is_over: threading.Event) -> None:
-    """Write pieces one after the other, from the beginning again where the file has its length."""
+    """Write pieces in sequence, again from the start at the file's full length."""
     fd, at = os.open(path, os.O_WRONLY), 0
     try:
         while not is_over.is_set():
@@ -266,7 +268,7 @@ def _write(path: pathlib.Path, is_over: threading.Event) -> None:
 
 
 def spans(ops: Sequence[s2_boot.Op]) -> list[tuple[int, int]]:
-    """Return what a boot reads of its image, in pages, in the order of offsets, merged.
+    """Return a boot's reads of its image, in pages, ordered by offset, merged.
 
     >>> spans([(0.0, "r", 8192, 512), (0.0, "w", 0, 512), (0.1, "r", 0, 4097)])
     [(0, 12288)]
@@ -288,7 +290,7 @@ def spans(ops: Sequence[s2_boot.Op]) -> list[tuple[int, int]]:
 
 
 def think(boot: s2_boot.Boot, scene: Scene) -> float:
-    """Return by what recorded think times are multiplied."""
+    """Return the factor of recorded think times."""
     if scene.think is not None:
         return scene.think
     return PAPER_THINK_S / sum(op[0] for op in boot.shared)
@@ -336,7 +338,7 @@ def _prefetched(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[dict[str
 
 @contextlib.contextmanager
 def _memory(limit_bytes: int | None) -> Iterator[pathlib.Path | None]:
-    """Make a group of processes that have so much memory together, page cache included."""
+    """Make a cgroup with a memory limit that includes page cache."""
     if limit_bytes is None:
         yield None
         return
@@ -384,7 +386,7 @@ def _qemu(place: Place, number: int) -> guest.Guest:
 
 @contextlib.contextmanager
 def booted(boot: s2_boot.Boot, scene: Scene) -> Iterator[list[guest.Guest]]:
-    """Boot a scene's guests of QEMU, all at once, and let them run."""
+    """Boot a scene's QEMU guests concurrently, and keep them running."""
     with runs.Run() as run, contextlib.ExitStack() as stack:
         place = Place(run.folder, run.folder / "store")
         _own_files(boot, scene, place)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 3 to 6 of S2: what a boot reads and writes, when, and how it is best read before."""
+"""Figures 3 to 6 of S2: reads and writes of a boot over time, and best prefetch."""
 
 import functools
 import threading
@@ -41,12 +41,12 @@ def volume_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 
 
 def volume_name(count: int, is_copied: bool) -> str:
-    """Return the name of the case of so many guests."""
+    """Return the name of the case of ``count`` guests."""
     return f"{s2_scene.of_guests(count)}, {'no shared' if is_copied else 'shared'} image"
 
 
 def _recorded(say: harness.Say) -> experiment.Outcome:
-    """Say what one guest asked, as QEMU wrote it down."""
+    """Return one guest's requests, as recorded from QEMU."""
     boot = s2_boot.ensure(say)
     found: experiment.Outcome = {}
     for name, ops in (("shared", boot.shared), ("copied", boot.copied)):
@@ -65,7 +65,7 @@ def _recorded(say: harness.Say) -> experiment.Outcome:
 
 
 def over_time(ops: Sequence[s2_boot.Op]) -> dict[str, list[float]]:
-    """Return the MB read of the image in each part of a boot, and the seconds at which parts end.
+    """Return the MB read of the image in each part of a boot, and the parts' ends.
 
     >>> over_time([(0.0, "r", 0, 10**6), (60.0, "r", 0, 2 * 10**6)])["mb"][0]
     1.0
@@ -189,7 +189,7 @@ def _prefetch_name(device: str, count: int) -> str:
 
 
 def _prefetch_all(device: str, count: int, say: harness.Say) -> experiment.Outcome:
-    """Say how long it takes to have what boots need in memory, in each order."""
+    """Return the times to load all boots' data into memory, in each order."""
     boot = s2_boot.ensure(lambda _: None)
     found = {order: round(prefetch_s(boot, device, count, order), 3) for order in ORDERS}
     say(str(found))
@@ -197,7 +197,7 @@ def _prefetch_all(device: str, count: int, say: harness.Say) -> experiment.Outco
 
 
 def prefetch_s(boot: s2_boot.Boot, device: str, count: int, order: str) -> float:
-    """Return how long it takes to read what the boots of ``count`` images need, all at once."""
+    """Return the time to read the boot data of ``count`` images concurrently."""
     policy = s2_scene.ACSTOR if order == BOOT_IMAGE else s2_scene.PREFETCHING
     scene = s2_scene.Scene(
         device, policy, count, is_same=False, is_loaded=False, boot_device="images"
@@ -214,7 +214,7 @@ def prefetch_s(boot: s2_boot.Boot, device: str, count: int, order: str) -> float
 
 
 def _load_s(boot: s2_boot.Boot, agent: agents.Agent, count: int) -> float:
-    """Let an agent load boot images: read, checked, in memory."""
+    """Let an agent load boot images: read and check them, into memory."""
     wanted = [boot.image_id(number) for number in range(count)]
     began_s = time.monotonic()
     for image_id in wanted:
@@ -229,7 +229,7 @@ def _load_s(boot: s2_boot.Boot, agent: agents.Agent, count: int) -> float:
 
 
 def _read_s(boot: s2_boot.Boot, place: s2_scene.Place, count: int, order: str) -> float:
-    """Read into the page cache, as the paper's script does."""
+    """Read into the page cache, like the paper's script."""
     pages = s2_scene.spans(boot.shared)
     if order == TIME_ORDER:
         pages = [(op[2], op[3]) for op in boot.shared if op[1] == s2_boot.READ]
