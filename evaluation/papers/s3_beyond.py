@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acstor's exchange by content does that the paper does not, or leaves to future work."""
+"""acstor's exchange by content beyond the paper, or in its future work."""
 
 import functools
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def news(say: harness.Say) -> experiment.Outcome:
-    """Measure what an advertisement takes on the wire, by how many chunks are in it."""
+    """Measure the wire size of an advertisement, by its number of chunks."""
     found = {}
     for count in PREFIXES:
         frame = peer_wire.encode(peer_wire.Advertise(announced.alone(*range(1, count + 1))))
@@ -52,12 +52,12 @@ def news(say: harness.Say) -> experiment.Outcome:
 
 
 def scope(say: harness.Say) -> experiment.Outcome:
-    """Measure what sharing among the images of one project costs, beside sharing among all."""
+    """Measure the cost of sharing within a project, compared with sharing among all."""
     return {**d1_scope.run(say).details}
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return the rows of the cases that were run."""
+    """Return the rows of the cases with an outcome."""
     return [
         *_group_rows(outcomes),
         *_chunk_rows(outcomes),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What looking at content costs one group, which cannot gain by it."""
+"""The overhead of content lookups for one group, which cannot gain by them."""
 
 import functools
 import statistics
@@ -15,7 +15,7 @@ GOAL = 1.04
 
 
 def turn(number: int, hosts: int, say: harness.Say) -> experiment.Outcome:
-    """Play both ways, the other one first in every second turn."""
+    """Run both ways, in reversed order in every second turn."""
     ways = (scenes.SIMPLE, scenes.CONTENT) if number % 2 else (scenes.CONTENT, scenes.SIMPLE)
     return scenes.compare((hosts, 0), say, ways=ways)
 
@@ -30,7 +30,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return the cost: means of all turns, and how far the turns are apart."""
+    """Return the overhead: means of all turns, and their spread."""
     if not outcomes:
         return []
     by_way = {

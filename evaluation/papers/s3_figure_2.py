@@ -13,7 +13,7 @@ from evaluation.papers import s3_scenes as scenes
 
 HOSTS = {experiment.Scale.WHOLE: (1, 4, 8, 16), experiment.Scale.QUICK: (4,)}
 SPLITS = {"all": 1.0, "25 %": 0.25, "50 %": 0.5}
-"""Which share of the hosts has Repo-1."""
+"""Share of the hosts with Repo-1."""
 PAPER_S = {
     ("direct", "25 %"): (131.0, 188.75, 221.0),
     ("direct", "50 %"): (129.0, 188.41, 221.0),
@@ -25,7 +25,7 @@ PAPER_S = {
     ("content", "50 %"): (16.0, 17.07, 18.08),
     ("content", "all"): (16.0, 16.66, 17.01),
 }
-"""Table II: least, mean and longest, of 32 hosts."""
+"""Table II: minimum, mean and maximum, of 32 hosts."""
 WAYS = (scenes.SIMPLE, scenes.CONTENT)
 COLOURS = {"direct": "tab:red", "simple": "tab:orange", "content": "tab:green"}
 RECEIVED = {
@@ -38,7 +38,7 @@ _DIRECT_AGAIN = "direct, again"
 
 
 def counts_of(hosts: int, split: str) -> tuple[int, int] | None:
-    """Return how many hosts have each repository; None if that many cannot be split so.
+    """Return the number of hosts of each repository; None if the split is impossible.
 
     >>> counts_of(8, "25 %"), counts_of(2, "25 %"), counts_of(8, "all")
     ((2, 6), None, (8, 0))
@@ -48,12 +48,12 @@ def counts_of(hosts: int, split: str) -> tuple[int, int] | None:
 
 
 def name_of(counts: Sequence[int]) -> str:
-    """Return the name of the case in which so many hosts have each repository."""
+    """Return the name of the case with these numbers of hosts."""
     return f"{sum(counts)} hosts, {counts[0]} at Repo-1"
 
 
 def cases(scale: experiment.Scale) -> list[experiment.Case]:
-    """Return the cases: the most hosts first, as they are the ones that are compared."""
+    """Return the cases: the most hosts first, since these are compared."""
     most = max(HOSTS[scale])
     found = [_direct(_direct_name(n), n) for n in reversed(HOSTS[scale])]
     splits = [counts_of(n, split) for n in reversed(HOSTS[scale]) for split in SPLITS]
@@ -70,7 +70,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def paired_hosts(scale: experiment.Scale) -> int:
-    """Return how many hosts the direct way has at the end of a run, once more: 8 at most."""
+    """Return the number of hosts of the repeated direct way at a run's end, at most 8."""
     return min(8, max(HOSTS[scale]))
 
 
@@ -92,14 +92,14 @@ def most_hosts(outcomes: experiment.Outcomes) -> int:
 def found_of(
     outcomes: experiment.Outcomes, way: str, hosts: int, split: str
 ) -> experiment.Outcome | None:
-    """Return what a way gave; ``direct`` is one for all splits: who shares nothing has no group."""
+    """Return a way's outcome; ``direct`` is the same for all splits, without groups."""
     counts = counts_of(hosts, split)
     name = _direct_name(hosts) if way == scenes.DIRECT else name_of(counts) if counts else ""
     return outcomes.get(name, {}).get(way)
 
 
 def pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
-    """Return the direct ways of as many hosts, from the beginning and the end of the run."""
+    """Return the direct ways at the beginning and the end, of equal numbers of hosts."""
     if _DIRECT_AGAIN not in outcomes:
         return {}
     names = (_direct_name(outcomes[_DIRECT_AGAIN][scenes.DIRECT]["hosts"]), _DIRECT_AGAIN)
@@ -109,7 +109,7 @@ def pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
 
 
 def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
-    """Draw completion over hosts for each split, the difference over splits, and the traffic."""
+    """Draw completion over hosts by split, the difference over splits, and traffic."""
     picture.set_size_inches(15, 9)
     top, bottom = picture.subfigures(2, 1)
     most = most_hosts(outcomes)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repositories of table I, made of Debian packages: two ext4 images with one package in common.
+"""The repositories of table I: two ext4 images with a common Debian package.
 
-The paper's packages are installers that are not to be had here.  Of the packages that apt knows on
-this machine those are taken whose sizes are nearest to the paper's, divided by ``DIVISOR``; they
-are compressed archives as well.  They are downloaded once, by apt, which checks them.
+The paper's packages are installers that are unavailable here.  Instead it uses packages known to
+apt on this machine with the sizes nearest to the paper's, divided by ``DIVISOR``; they are
+compressed archives as well.  apt downloads them once and verifies them.
 
-The rule: which chunks are the same in both images is measured, never assumed.
+The common chunks of both images are measured, not assumed.
 """
 
 import dataclasses
@@ -33,21 +33,21 @@ PAPER_MB = {"hadoop": 142, "jdk": 154, "DB2": 767, "TXSERIES": 387, "WebSphere":
 """Table I: packages and their sizes."""
 COMMON = "DB2"
 CONTENTS = ((COMMON, "WebSphere"), ("hadoop", "jdk", COMMON, "TXSERIES"))
-"""Of Repo-1 and Repo-2: as the crosses of table I, and the text beside them, are read here."""
+"""Of Repo-1 and Repo-2, by the crosses of table I and the text beside them."""
 CANDIDATES = (
     *("mariadb-test", "libqt5webkit5", "llvm-14", "llvm-18", "libtomcat9-java", "libtomcat10-java"),
     *("ant", "perl-modules-5.36", "perl-modules-5.38", "perl-modules-5.40", "libjetty9-java"),
     *("octave", "erlang-base", "git", "gdb", "binutils-x86-64-linux-gnu", "maxima", "groovy"),
     *("postgresql-15", "postgresql-16", "postgresql-17", "openjdk-17-doc", "php8.2-cli", "rustc"),
 )
-"""Some of them are in each of the distributions on which the lab runs."""
+"""Some of them are in each of the lab's distributions."""
 CHUNK_SIZES = (64 * geometry.KIB, 32 * geometry.KIB, 16 * geometry.KIB, 4 * geometry.KIB)
 _PACKAGE = re.compile(r"^Package: (\S+)$", re.MULTILINE)
 _SIZE = re.compile(r"^Size: ([0-9]+)$", re.MULTILINE)
 
 
 def chosen(sizes: Mapping[str, int]) -> dict[str, str]:
-    """Return a package for each of the paper's: the nearest in size that no other one has taken.
+    """Return a package for each of the paper's: the nearest unused one in size.
 
     >>> sizes = {"a": 12_000_000, "b": 12_300_000, "c": 6_000_000, "d": 2_000_000, "e": 1, "f": 99}
     >>> chosen(sizes)["WebSphere"], chosen(sizes)["DB2"], chosen(sizes)["TXSERIES"]
@@ -66,7 +66,7 @@ def chosen(sizes: Mapping[str, int]) -> dict[str, str]:
 
 
 def sizes_in(listing: str) -> dict[str, int]:
-    """Return sizes in bytes by package, of what ``apt-cache show`` says.
+    """Return sizes in bytes by package, from the output of ``apt-cache show``.
 
     >>> sizes_in("Package: ant\\nSize: 7\\nSHA256: 0\\n\\nPackage: git\\nSize: 9\\n")
     {'ant': 7, 'git': 9}
@@ -81,9 +81,9 @@ def sizes_in(listing: str) -> dict[str, int]:
 
 @functools.cache
 def packages() -> dict[str, pathlib.Path]:
-    """Return a package's file for each of the paper's; what is not in the cache is downloaded.
+    """Return a file for each of the paper's packages; download missing ones.
 
-    :raises harness.CannotRun: apt does not know them, or cannot get them
+    :raises harness.CannotRun: apt does not know them, or cannot download them
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
@@ -97,7 +97,7 @@ def packages() -> dict[str, pathlib.Path]:
 
 
 def _files(names: Sequence[str]) -> dict[str, pathlib.Path]:
-    """Return the packages' files, downloaded if they are not here."""
+    """Return the packages' files; download missing ones."""
     found = {}
     for line in runs.tool(["apt-get", "download", "--print-uris", "-qq", *names]).splitlines():
         _, name, size, *_ = line.split()
@@ -116,14 +116,14 @@ def _download(package: str, file: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Repositories:
-    """Images with the common package, and where in each that lies."""
+    """Images with the common package, and its extents in each."""
 
     images: collective.Images
     spans: tuple[common_images.Spans, ...]
     common_bytes: int
 
     def share(self, first: int, second: int, chunk_bytes: int) -> float:
-        """Return which share of the common package's chunks in one image is in another one."""
+        """Return the share of the common package's chunks in one image that another has."""
         ours, theirs = ((self.images.data(n), self.spans[n]) for n in (first, second))
         return common_images.common_share(ours, theirs, chunk_bytes)
 
@@ -131,7 +131,7 @@ class Repositories:
 def contents(number: int) -> dict[str, bytes]:
     """Return the files of a repository.
 
-    Those after the second one are the first two in turns, behind a file of their own.
+    From the third on, repositories are the first two in turns, with a file of their own in front.
     """
     files = {name: packages()[name].read_bytes() for name in CONTENTS[number % len(CONTENTS)]}
     if number >= len(CONTENTS):
@@ -144,7 +144,7 @@ _KEPT: dict[tuple[int, int], tuple[tempfile.TemporaryDirectory[str], Repositorie
 
 
 def made(count: int = 2, chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES) -> Repositories:
-    """Return repositories written through a mount; made once, and gone with this process.
+    """Return repositories written through a mount; made once per process.
 
     :raises harness.CannotRun: there are no packages, or nothing can be mounted
     """
@@ -172,9 +172,9 @@ def _write(
 
 
 def packed_share(chunk_bytes: Sequence[int], more_bytes: int = 0) -> dict[int, float]:
-    """Return the shares of common chunks if ``mkfs.ext4 -d`` makes both images, without a mount.
+    """Return the common chunks' shares if ``mkfs.ext4 -d`` makes both images.
 
-    :param more_bytes: of a file that the second one has besides
+    :param more_bytes: of a further file in the second one
     """
     ranges: list[common_images.Ranges] = []
     with tempfile.TemporaryDirectory(prefix="acstor-packed-") as text:
@@ -190,7 +190,7 @@ def packed_share(chunk_bytes: Sequence[int], more_bytes: int = 0) -> dict[int, f
 
 
 def _packed(folder: pathlib.Path, image: pathlib.Path) -> common_images.Ranges:
-    """Pack a folder into an image; return its bytes and where the common package lies."""
+    """Pack a folder into an image; return its bytes and the common package's extents."""
     with image.open("wb") as file:
         file.truncate(common_images.IMAGE_BYTES)
     block = str(common_images.BLOCK_BYTES)
@@ -201,7 +201,7 @@ def _packed(folder: pathlib.Path, image: pathlib.Path) -> common_images.Ranges:
 
 
 def about() -> dict[str, dict[str, str | int]]:
-    """Return which package stands for which of the paper's, and its size."""
+    """Return the package and size that stand for each of the paper's."""
     return {
         name: {"package": file.name.partition("_")[0], "bytes": file.stat().st_size}
         for name, file in packages().items()

@@ -10,14 +10,14 @@ from evaluation.papers import s3_scenes as scenes
 
 DIRECT, SIMPLE, CONTENT = scenes.DIRECT, scenes.SIMPLE, scenes.CONTENT
 REDUCTION = 0.91
-"""4.D: of the mean completion, both ways to collaborate, 32 hosts at one repository."""
+"""4.D: reduction of mean completion, both ways, 32 hosts at one repository."""
 GAINS = {"25 %": 1.88, "50 %": 2.05}
 """4.D: collab-simple's mean completion over collab-dedup's, 32 hosts."""
 LESS = experiment.Better.LESS
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return all rows; of fewer hosts where a run was quick."""
+    """Return all rows; a quick run has fewer hosts."""
     found = Found(outcomes)
     if not found.most:
         return []
@@ -39,11 +39,11 @@ class Found:
         self.most = figure_2.most_hosts(outcomes)
 
     def of(self, way: str, split: str) -> experiment.Outcome | None:
-        """Return what a way gave with the most hosts."""
+        """Return a way's outcome with the most hosts."""
         return figure_2.found_of(self._outcomes, way, self.most, split)
 
     def gains(self) -> Iterator[experiment.Row]:
-        """Yield how much faster one group is than two."""
+        """Yield the speed-up of one group over two."""
         for split, goal in GAINS.items():
             apart, together = self.of(SIMPLE, split), self.of(CONTENT, split)
             if apart is None or together is None:
@@ -65,7 +65,7 @@ class Found:
         yield from self._with_ring()
 
     def _with_ring(self) -> Iterator[experiment.Row]:
-        """Yield the gain where hosts in step give chunks round a ring, as the paper's do."""
+        """Yield the gain if hosts in lockstep pass chunks around a ring, as in the paper."""
         apart, ways = self.of(SIMPLE, "50 %"), self._outcomes.get(figure_2.RING)
         if apart is None or ways is None:
             return
@@ -85,7 +85,7 @@ class Found:
         )
 
     def reductions(self) -> Iterator[experiment.Row]:
-        """Yield how much of the direct way's time is saved."""
+        """Yield the reduction of the direct way's time."""
         for way in (SIMPLE, CONTENT):
             ours, direct = self.of(way, "all"), self.of(DIRECT, "all")
             if ours is None or direct is None:
@@ -110,7 +110,7 @@ class Found:
             )
 
     def slopes(self) -> Iterator[experiment.Row]:
-        """Yield how completion grows with the hosts."""
+        """Yield the growth of completion with the number of hosts."""
         for way, paper in ((DIRECT, "grows with the hosts"), (CONTENT, "almost constant")):
             by_hosts = {
                 hosts: found["mean_s"]
@@ -132,7 +132,7 @@ class Found:
             )
 
     def differences(self) -> Iterator[experiment.Row]:
-        """Yield the gain for each split, the mirrored ones beside theirs."""
+        """Yield the gain for each split, with the mirrored ones."""
         for first in range(self.most + 1):
             ways = self._outcomes.get(figure_2.name_of((first, self.most - first)))
             if ways is None:
@@ -149,7 +149,7 @@ class Found:
             )
 
     def extremes(self) -> Iterator[experiment.Row]:
-        """Yield least, mean and longest completion."""
+        """Yield minimum, mean and maximum completion."""
         for (way, split), (least_s, mean_s, longest_s) in figure_2.PAPER_S.items():
             found = self.of(way, split)
             if found is None or (way == DIRECT and split != "50 %"):
@@ -208,7 +208,7 @@ class Found:
 
 
 def _by_group(found: experiment.Outcome) -> str:
-    """Say how the groups' times differ."""
+    """Return the difference of the groups' times in words."""
     return (
         "the groups compete for the source's link and do not get equal shares: the mean is "
         f"{found['mean_s_1']:.2f} s at Repo-1 and {found['mean_s_2']:.2f} s at Repo-2"
@@ -216,7 +216,7 @@ def _by_group(found: experiment.Outcome) -> str:
 
 
 def _maps(together: experiment.Outcome) -> str:
-    """Say what left the source beside chunks."""
+    """Return the source's bytes besides chunks in words."""
     maps = together["source_ratio"] - together["hosts"] * together["from_source"]
     return (
         f"{maps:.2f} packages of it are no chunks: to be a home for the other repository's, every "
@@ -226,7 +226,7 @@ def _maps(together: experiment.Outcome) -> str:
 
 
 def _apart_and_together(apart: experiment.Outcome, together: experiment.Outcome) -> str:
-    """Say what both ways took of what the source's link needs."""
+    """Return both ways' times over the minimum of the source's link in words."""
     of_groups = " and ".join(
         f"{apart[name] / apart['limit_s']:.2f}" for name in ("mean_s_1", "mean_s_2")
     )

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that read one package from two repositories, in the three ways of the paper.
+"""Hosts that read one package from two repositories, in the paper's three ways.
 
-``direct`` is its nfs-direct: each host alone, on demand.  ``simple`` is collab-simple: a ring for
-each repository's hosts, and chunks known by their place.  ``content`` is collab-dedup: one ring for
-all, and chunks known by what is in them.  ``content, ring`` is that with the
-variant ``ring``: hosts in step give a chunk round.
+``direct`` is its nfs-direct: each host without peers, on demand.  ``simple`` is collab-simple: a
+ring for each repository's hosts, with chunks identified by place.  ``content`` is collab-dedup: one
+ring for all, with chunks identified by content.  ``content, ring`` is that with the variant
+``ring``: hosts in lockstep pass chunks around a ring.
 """
 
 import statistics
@@ -40,8 +40,8 @@ def play(
 ) -> experiment.Outcome:
     """Let hosts read the common package in a new lab.
 
-    :param counts: how many hosts have each repository
-    :param delays_s: how long after the first one's hosts each repository's start; default: at once
+    :param counts: number of hosts of each repository
+    :param delays_s: start of each repository's hosts after the first one's; default: at once
     """
     made = repositories.made(max(2, len(counts)), chunk_bytes)
     readers = [number for number, count in enumerate(counts) for _ in range(count)]
@@ -66,7 +66,7 @@ def play(
 
 
 def groups_of(way: str, readers: Sequence[int]) -> list[list[int]]:
-    """Return which hosts share a ring.
+    """Return the groups of hosts that share a ring.
 
     >>> groups_of("simple", [0, 1, 1]), groups_of("content", [0, 1, 1]), groups_of("direct", [0])
     ([[0], [1, 2]], [[0, 1, 2]], [])
@@ -81,7 +81,7 @@ def groups_of(way: str, readers: Sequence[int]) -> list[list[int]]:
 def told_of(
     found: patterns.Outcome, pattern: patterns.Pattern, readers: Sequence[int]
 ) -> experiment.Outcome:
-    """Return what is kept of a play: seconds, and bytes as shares of the package."""
+    """Return the stored result of a run: seconds, and bytes as shares of the package."""
     took_s = found["took_s"]
     by_repository: dict[str, Any] = {
         f"mean_s_{no + 1}": _mean(took_s[host] for host, n in enumerate(readers) if n == no)
@@ -112,5 +112,5 @@ def _mean(values: Any) -> float:
 def compare(
     counts: Sequence[int], say: harness.Say, *, ways: Sequence[str] = (SIMPLE, CONTENT), **more: Any
 ) -> experiment.Outcome:
-    """Play several ways, one after the other; ``more`` is as for :func:`play`."""
+    """Run several ways in sequence; ``more`` is as for :func:`play`."""
     return {way: play(way, counts, say, **more) for way in ways}

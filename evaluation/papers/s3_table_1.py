@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Table I: what the repositories are made of, and which chunks both have."""
+"""Table I: the repositories' packages, and the common chunks."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ MORE = f"{PACKED}, {MORE_BYTES} bytes more in one of them"
 
 
 def compose(say: harness.Say) -> experiment.Outcome:
-    """Make both repositories; measure which chunks of the common package both have."""
+    """Make both repositories; measure the common package's equal chunks."""
     made = repositories.made()
     sizes = repositories.CHUNK_SIZES
     found = {

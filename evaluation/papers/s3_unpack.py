@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's workload as it is: mount the repository, read the package in it, unpack that.
+"""The paper's own workload: mount the repository, read the package, unpack it.
 
-What comes out of each package is compared with what comes out of it where it was never in a
-repository.
+The unpacked files are compared with those of the package itself.
 """
 
 import functools
@@ -35,7 +34,7 @@ Job = Callable[[], str]
 
 
 def play(way: str, counts: Sequence[int], say: harness.Say) -> experiment.Outcome:
-    """Let each host mount the repository it has and unpack the package, all at once."""
+    """Let each host mount its repository and unpack the package, concurrently."""
     made = repositories.made()
     readers = [number for number, count in enumerate(counts) for _ in range(count)]
     groups = scenes.groups_of(way, readers)
@@ -58,7 +57,7 @@ def _job(cloud: collective.Cloud, host: int, image_no: int) -> Job:
 
 
 def local(hosts: int, say: harness.Say) -> experiment.Outcome:
-    """Let as many unpack the package at once from a file that is in memory."""
+    """Let as many processes unpack the package concurrently from a file in memory."""
     file = repositories.packages()[repositories.COMMON]
     jobs = {host: functools.partial(_unpacked, file) for host in range(hosts)}
     told = _told(at_once(jobs), hosts)
@@ -71,9 +70,9 @@ def _unpacked(file: pathlib.Path) -> str:
 
 
 def at_once(jobs: Mapping[int, Job]) -> list[float]:
-    """Run jobs in threads, all from one start on; return how long each took.
+    """Run jobs in threads from a common start; return their durations.
 
-    :raises harness.CannotRun: one failed, or said something else than the package holds
+    :raises harness.CannotRun: one failed, or its output differs from the package
     """
     right = _unpacked(repositories.packages()[repositories.COMMON]).strip()
 
@@ -111,7 +110,7 @@ def cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
-    """Return a row for each way that was run, over the direct one, and over the local one."""
+    """Return a row for each way, over the direct one, and over the local one."""
     content = outcomes.get(scenes.CONTENT)
     if content is None:
         return []

@@ -18,15 +18,14 @@ from evaluation.papers import s4_simulated as simulated
 
 COLLABORATIVE, ACSTOR = simulated.COLLABORATIVE, simulated.ACSTOR
 SEEDS = 1, 2, 3
-"""Of the traffic in which the paper has its 2.6."""
+"""Of the traffic with the paper's 2.6."""
 WORST = simulation.Scenario(mean=70 * paper_figures.MB, cv=1.2)
 ENDLESS = dataclasses.replace(
     topology.ONE_SWITCH, storage_rate=1e6 * topology.GBIT, storage_s=2 * cloud.MESSAGE_S
 )
-"""The same cluster with a storage that is as near as another host, and gives as much as anybody
-takes."""
+"""The same cluster with a storage as near as another host, of unlimited rate."""
 BOUND = "bound"
-"""Each host by itself, from such a storage: the least that asking others could reach."""
+"""Each host alone, with such a storage: the lower bound of any exchange."""
 THOUGHTS_S = 0.0, 7.0, boot_traces.THINK_S, 28.0
 
 
@@ -128,7 +127,7 @@ def _of_collaborative(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 
 def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
-    """Return the rows of the traffic in which the paper has its 2.6, over the seeds."""
+    """Return the rows of the traffic with the paper's 2.6, over the seeds."""
 
     def over_seeds(policy: str) -> float | None:
         scenarios = [dataclasses.replace(WORST, seed=seed) for seed in SEEDS]
@@ -216,7 +215,7 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 
 def _crossings(outcomes: experiment.Outcomes) -> list[experiment.Row]:
-    """Return where the collaborative cache is slower than local ones."""
+    """Return the points where the collaborative cache becomes slower than local ones."""
     heavy = "100 MB/s, CV 1.2"
     rows = []
     for policy, said, goal in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 3.3.2: the three orders in which the public cache makes room, over the traces of boots."""
+"""S4, 3.3.2: the public cache's three eviction orders, over traces of boots."""
 
 import functools
 import itertools
@@ -20,13 +20,13 @@ POLICIES = "fifo", "lru", "lfu"
 SHARES = 0.25, 0.5
 IMAGES, GUESTS, COMMON = 5, 5, 0.3
 TURNS = {experiment.Scale.WHOLE: 40, experiment.Scale.QUICK: 10}
-"""So often five guests boot at once on the host."""
+"""Number of turns, each with five concurrent boots on the host."""
 KINDS = {"boots": 0, "boots beside a scan": 1}
-"""Chunks that are read once and never again, for each chunk that a guest reads."""
+"""Chunks read once and never again, for each chunk that a guest reads."""
 
 
 def _read(turns: int, scanned: int) -> Iterator[ids.Cid]:
-    """Yield what is read on a host: guests of images that were chosen at random, five at once."""
+    """Yield a host's reads: guests of random images, five concurrently."""
     rng, scan = random.Random(1), itertools.count()
     images = [
         boot_traces.make_traced_image(n, boot_traces.CHUNKS, COMMON, 1) for n in range(IMAGES)
@@ -45,7 +45,7 @@ def _read(turns: int, scanned: int) -> Iterator[ids.Cid]:
 
 
 def _hits(policy: str, share: float, kind: str, turns: int, say: harness.Say) -> experiment.Outcome:
-    """Read all of it through a cache with room for a share of what boots read."""
+    """Read all of it through a cache for a share of the boots' reads."""
     different = round(boot_traces.CHUNKS * (COMMON + IMAGES * (1 - COMMON)))
     limit_bytes = round(share * different) * boot_traces.CHUNK_BYTES
     cache = public_cache.PublicCache(

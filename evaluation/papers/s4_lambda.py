@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 5.4.1: what lambda of Equation 1 does to boot times (table 1)."""
+"""S4, 5.4.1: the effect of Equation 1's lambda on boot times (table 1)."""
 
 import functools
 from collections.abc import Sequence

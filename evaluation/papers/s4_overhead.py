@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 5.7: what its tables and its remaps cost."""
+"""S4, 5.7: the cost of its tables and its remaps."""
 
 import random
 import time
@@ -17,7 +17,7 @@ from tests.fakes import chunk_maps
 CUT = geometry.Geometry(size_bytes=4 << 30, chunk_bytes=64 * geometry.KIB)
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHERS = 31
-"""Hosts of the paper's cluster, without the one that registers an image."""
+"""Hosts of the paper's cluster without the one that registers an image."""
 TURNS = 5
 TABLE = "table of a 4 GiB image"
 
@@ -25,7 +25,7 @@ TABLE = "table of a 4 GiB image"
 
 
 def _table(say: harness.Say) -> experiment.Outcome:
-    """Look up the content of each chunk of a 4 GiB image, as a mirror does for a guest."""
+    """Look up the content of each chunk of a 4 GiB image, as a mirror does."""
     raw = chunk_maps.made(IMAGE, CUT, (ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count)))
     began_s = time.perf_counter()
     image_map = chunk_map.ChunkMap.parse(raw, "4 GiB")
@@ -157,7 +157,7 @@ def _remap_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 def _misses(
     policy: str, moved: experiment.Outcome, still: experiment.Outcome
 ) -> list[experiment.Row]:
-    """Return how many there were: a home that misses a chunk fetches it, which is one way more."""
+    """Return the number of misses: a home with a miss fetches the chunk, an extra hop."""
     whole, before = (later["storage"] + later["peer"] for later in (moved, still))
     return [
         experiment.Row(

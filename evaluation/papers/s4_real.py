@@ -16,7 +16,7 @@ from evaluation.papers import s4_real_traffic as traffic
 TRAFFIC_S, QUICK_TRAFFIC_S, REMAP_S, POLICY_S = 85, 60, 70, 6
 QUICK = experiment.Scale.QUICK
 BEYOND = "acstor"
-"""The way of 5.7 that the paper has not."""
+"""The way of 5.7 that the paper lacks."""
 
 
 def _traffic_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
@@ -55,7 +55,7 @@ def _policy_cases(scale: experiment.Scale) -> Sequence[experiment.Case]:
 def _bars(
     *panels: tuple[str, Callable[[experiment.Outcome], float]],
 ) -> Callable[[figure.Figure, experiment.Outcomes], None]:
-    """Return what draws a panel of bars for each figure, one bar for each case."""
+    """Return a function that draws a panel of bars per figure, a bar per case."""
 
     def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
         picture.set_size_inches(5 * len(panels), 4.2)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""3.3.2 on a real agent: one trace of reads, a cache that holds a part of it, three policies.
+"""3.3.2 on a real agent: one trace of reads, a small cache, three policies.
 
-The images of 5.7 are read whole, one after the other, by Zipf's law: a few are read most of the
-time.  The core's book-keeping, which simulations use, plays the same order of reads.  It knows no
-time: in an agent a read that waits for the disk is two uses, and what is being read or written
-cannot make room.
+The images of 5.7 are read whole, in sequence, by Zipf's law: a few are read most of the time.  The
+core's cache, which simulations use, replays the same order of reads.  It has no time: in an agent a
+read that waits for the disk is two uses, and chunks in use by a read or write cannot be evicted.
 """
 
 import pathlib
@@ -24,8 +23,10 @@ from evaluation.papers import s4_real_remap
 from tests.lab import local
 
 CACHE_BYTES = 5 * geometry.MIB
-"""Two images have room, with some to spare, and three have not: where images fit exactly, moments
-decide what LRU hits."""
+"""Two images fit with some space left, and three do not.
+
+If images fit exactly, small time differences decide LRU's hits.
+"""
 VISITS = 40
 POLICIES = {"LRU": "", "LFU": "cache-lfu", "FIFO": "cache-fifo"}
 """The paper's names, and the variants."""
@@ -33,14 +34,14 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
 def visits() -> list[int]:
-    """Return which image is read, in order."""
+    """Return the image numbers in read order."""
     weights = [1 / rank for rank in range(1, s4_real_remap.IMAGES + 1)]
     rng = random.Random("visits")
     return rng.choices(range(s4_real_remap.IMAGES), weights, k=VISITS)
 
 
 def outcome(say: harness.Say, policy: str) -> dict[str, Any]:
-    """Read the trace through an agent's mirror; count what its cache answered.
+    """Read the trace through an agent's mirror; count the cache's hits.
 
     :param policy: one of POLICIES
     """
@@ -70,7 +71,7 @@ def outcome(say: harness.Say, policy: str) -> dict[str, Any]:
 
 
 def core_hits(trace: list[ids.Cid], policy: str) -> int:
-    """Return how many chunks of a trace the core's book-keeping says are there."""
+    """Return the number of hits of the core's cache for a trace."""
     slab_bytes = cache_slab.slab_bytes_for(CACHE_BYTES)
     cache, hits = public_cache.PublicCache(CACHE_BYTES, slab_bytes, cache_orders.ORDERS[policy]), 0
     for cid in trace:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""5.7 on real agents: a remap with warm caches, the misses that it makes, and who serves them.
+"""5.7 on real agents: a remap with warm caches, its misses, and who serves them.
 
-Four images have two thirds of their chunks in common, at other offsets in each.  Hosts read all of
-them while nothing else is on the links; then traffic makes two hosts busy and the service remaps;
-then the idle hosts read all of them, past their page caches.  The images, the traffic and the
-order are the same in every way.  In the paper's ways hosts ask homes and nobody else, and homes
-alone keep chunks, so each reading asks the homes anew.  Where hosts keep what they read half of
-them read at first, and idle ones of the other half then.
+Four images have two thirds of their chunks in common, at different offsets.  Hosts read all of them
+on idle links; then traffic makes two hosts busy and the service remaps; then the idle hosts read
+all of them, with O_DIRECT.  The images, the traffic and the order are the same in every way.  In
+the paper's ways hosts ask only homes, and only homes cache chunks, so each reading asks the homes
+again.  In ways with caches on readers, half of the hosts read first, and the idle hosts of the
+other half then.
 
-A name is an image and a chunk of it.  A *miss* is a chunk that is read from the source in the
-second reading: in the first one everything was read, so only a remap can make one.
+A name is an image and a chunk of it.  A *miss* is a chunk read from the source in the second
+reading: the first one has read everything, so only a remap can cause a miss.
 """
 
 import collections
@@ -37,9 +37,9 @@ LINK_MBIT = 25
 IMAGES = 4
 COMMON_CHUNKS, OWN_CHUNKS = 32, 16
 IMAGE_ID = "57570000-0000-4000-8000-00000000000{}"
-"""Always the same, so names have the same places on the ring in each run."""
+"""Always the same, so names have the same ring positions in each run."""
 SHIFT_CHUNKS = 4
-"""So much later than in the one before the common part begins in an image."""
+"""Shift of the common part from one image to the next."""
 PAPER = "no-advertisements,no-referrals,no-hedges,no-source-first,homes-keep"
 WAYS: dict[str, tuple[str, bool]] = {
     "by place": (f"{PAPER},by-place", True),
@@ -56,7 +56,7 @@ NAMINGS: dict[str, type[identity.Identity]] = {
 
 
 def contents() -> list[bytes]:
-    """Return the images: what they have in common lies elsewhere in each."""
+    """Return the images: their common part is at different offsets."""
     size = geometry.DEFAULT_CHUNK_BYTES
     common = local.random_bytes(COMMON_CHUNKS * size, seed=57)
     own = [local.random_bytes(OWN_CHUNKS * size, seed=570 + n) for n in range(IMAGES)]
@@ -66,7 +66,7 @@ def contents() -> list[bytes]:
 
 @contextlib.contextmanager
 def made() -> Iterator[collective.Images]:
-    """Keep the images in a folder until the block ends."""
+    """Write the images to a folder for the block."""
     with collective.images() as images:
         for number, data in enumerate(contents()):
             images.ids.append(images.files.add(data, IMAGE_ID.format(number)))
@@ -115,7 +115,7 @@ def _naming(chosen: str) -> identity.Identity:
 
 
 def _readers(chosen: str, busy: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return who reads first and who later: others, where hosts have what they read."""
+    """Return the first and the later readers: disjoint, if readers cache chunks."""
     every = range(HOSTS) if "homes-keep" in chosen else range(0, HOSTS, 2)
     others = range(HOSTS) if "homes-keep" in chosen else range(1, HOSTS, 2)
     return list(every), [host for host in others if host not in busy]
@@ -131,7 +131,7 @@ def _reading(
     readers: Sequence[int],
     numbers: Sequence[int] = range(IMAGES),
 ) -> dict[str, Any]:
-    """Let hosts read images, one after the other; return what that took, and who gave what."""
+    """Let hosts read images in sequence; return the time and the senders' chunks."""
     cloud = scene.cloud
     before, took = cloud.status(), 0.0
     for number in numbers:
@@ -145,9 +145,9 @@ def _reading(
 def given(
     before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], busy: Sequence[int]
 ) -> dict[str, Any]:
-    """Return who gave how many chunks between two looks at all agents.
+    """Return the chunks sent between two statuses of all agents, by sender and origin.
 
-    :param busy: hosts, by their numbers
+    :param busy: numbers of hosts
     """
 
     def grown(what: str) -> list[float]:
@@ -175,11 +175,11 @@ def given(
 def expected(
     maps: Sequence[chunk_map.ChunkMap], tables: Sequence[hash_ring.Ring], names: identity.Identity
 ) -> dict[str, Any]:
-    """Return what a remap moves, and what homes lack after it, by the tables alone.
+    """Return a remap's moves, and the homes' misses after it, by the tables alone.
 
     :param tables: the one before and the one after it
-    :return: ``misses_if_asked_once`` is what homes read if all names are asked for once, and homes
-        keep what they read: another OID with the same CID is a hit, but where names are places
+    :return: ``misses_if_asked_once`` is the homes' number of reads if each name is requested once
+        and homes cache them: another OID with the same CID is a hit, except if names are places
     """
     before, after = tables
     is_apart = type(names) is place_identity.ByPlace

@@ -23,7 +23,7 @@ WHY_FIRST = (
     "follows from how many names a content has, which is two here in the mean."
 )
 MOST = 0.5
-"""What is avoided of something is "most" of it from here on."""
+"""From this share on, "most" of something is avoided."""
 
 
 def traffic_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]]:
@@ -33,7 +33,7 @@ def traffic_pairs(outcomes: experiment.Outcomes) -> Mapping[str, Sequence[float]
 
 
 def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
-    """Return the figures of all ways that were run."""
+    """Return the figures of all ways with an outcome."""
     collaborative, acstor = (outcomes.get(way) for way in (traffic.COLLABORATIVE, traffic.ACSTOR))
     if not (collaborative and acstor):
         return [Row("5.4.2", "mean time, collaborative / acstor", "2.6 x", None, goal=GAIN)]
@@ -74,7 +74,7 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
 
 
 def _why_no_more(most: float, acstor: Mapping[str, Any]) -> str:
-    """Say what bounds the gain: it is measured in the same run."""
+    """Return the limit of the gain, measured in the same run, in words."""
     share = acstor["mean_s"] / acstor["limit_s"]
     return (
         f"{most:.2f} is the most that this run allows: a busy host's own download has only what "
@@ -123,7 +123,7 @@ def _cv(baseline: Mapping[str, Any], ours: Mapping[str, Any], who: str) -> Row:
 
 
 def remap_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
-    """Return misses, who serves, and what that takes, of the ways that were run."""
+    """Return misses, servers and times of the ways with an outcome."""
     found = [
         _misses(name, outcomes[name]) for name in (BY_PLACE, BY_OID, BY_CONTENT) if name in outcomes
     ]
@@ -160,7 +160,7 @@ def _misses_over_moved(part: str, what: str, paper: str, one: Mapping[str, Any])
 def _avoided(
     name: str, one: Mapping[str, Any], by_place: Mapping[str, Any] | None, because: str = ""
 ) -> Row:
-    """Another OID with the same CID is a hit: how much that is worth."""
+    """Return the gain by another OID with the same CID, which is a hit."""
     return Row(
         "3.4.3",
         f"share of the names that moved that made no miss, since the new home has their content "
@@ -219,7 +219,7 @@ def _without_service(part: str, one: Mapping[str, Any]) -> Row:
 
 
 def policy_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
-    """Return what each policy hit, beside what the core's book-keeping foresees."""
+    """Return each policy's hits, beside those of the core's cache."""
     return [
         Row(
             "3.3.2",
@@ -235,7 +235,7 @@ def policy_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
 
 
 def beyond_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
-    """Return the same of agents as they are by default."""
+    """Return the same rows of agents with default options."""
     one = outcomes.get("acstor")
     if one is None:
         return []

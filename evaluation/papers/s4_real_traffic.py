@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""5.4.2 and 5.6 on real agents: all hosts read one region beside uneven traffic (P7's scene).
+"""5.4.2 and 5.6 on real agents: all read one region beside uneven traffic (P7).
 
-The paper's figure at its most uneven: a mean load of 70 MB/s on 1 Gbit/s, and a CV of 1.2 (figure
-6(b)).  A host that downloads the region from the source while no other host reads, beside the same
-traffic, says in each way how much any exchange could gain: P7's lower bound.
+The paper's most uneven figure: a mean load of 70 MB/s on 1 Gbit/s, and a CV of 1.2 (figure 6(b)).
+A host that downloads the region from the source without other readers, beside the same traffic,
+gives the lower bound of any exchange for each way: that of P7.
 """
 
 from typing import Any
@@ -16,8 +16,10 @@ from tests.lab import local
 from tests.lab import traffic
 
 HOSTS = 9
-"""Two of them are busy then, with 1.82 of a link in plus out, as seven of the paper's 32 would be
-with 1.83; two of eight would have 1.72."""
+"""Two of them are busy then, with a load of 1.82 links in plus out.
+
+Seven of the paper's 32 hosts would have 1.83; two of eight would have 1.72.
+"""
 REGION_BYTES = 3 * geometry.MIB
 QUICK_HOSTS, QUICK_REGION_BYTES = 8, 2 * geometry.MIB
 COLLABORATIVE, PAPER = "collaborative", "the paper's acstor"

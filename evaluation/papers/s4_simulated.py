@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the simulator as cases: what is kept of one, and how figures find it again.
+"""Runs of the simulator as cases, and their stored results.
 
 All is in virtual time with fixed seeds, so the outcome of a case is the same on every machine.
 """
@@ -28,12 +28,12 @@ SECONDS = {
     ACSTOR: 16.0,
     PRINTED: 11.0,
 }
-"""Seconds that a run takes of 160 guests who read 976 chunks each."""
+"""Duration in seconds of a run with 160 guests that read 976 chunks each."""
 _READS = 160 * 976
 
 
 def outcome(scenario: simulation.Scenario, policy: str, say: harness.Say) -> experiment.Outcome:
-    """Run a scenario, and return what pages need of it."""
+    """Run a scenario, and return the data for pages."""
     result = simulation.simulate(scenario, policy)
     found = {
         "boot_s": round(result.mean_boot_s, 3),
@@ -65,7 +65,7 @@ def case(
 ) -> experiment.Case:
     """Return a run as a case.
 
-    :param times: so many times longer it takes than a run of as many reads on one switch
+    :param times: its duration over that of a run with as many reads on one switch
     """
     reads = scenario.guests * scenario.chunks
     about_s = times * SECONDS.get(policy, SECONDS[ACSTOR]) * reads / _READS
@@ -79,7 +79,7 @@ def name_of(one: paper_figures.Case) -> str:
 
 
 def of_figure(number: str, wanted: Callable[[paper_figures.Case], bool]) -> list[experiment.Case]:
-    """Return a figure's cases, those that are wanted."""
+    """Return the wanted cases of a figure."""
     made = paper_figures.EXPERIMENTS[number].make_cases()
     return [case(name_of(one), one.scenario, one.policy) for one in made if wanted(one)]
 
@@ -87,7 +87,7 @@ def of_figure(number: str, wanted: Callable[[paper_figures.Case], bool]) -> list
 def draw(
     number: str, picture: figure.Figure, outcomes: experiment.Outcomes, key: str = "boot_s"
 ) -> None:
-    """Fill the picture of a figure from what was run of it."""
+    """Fill the picture of a figure from its outcomes."""
     fill(picture, number, paper_figures.EXPERIMENTS[number].make_cases(), outcomes, name_of, key)
 
 
@@ -112,7 +112,7 @@ def value(outcomes: experiment.Outcomes, name: str, key: str = "boot_s") -> floa
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None if one is missing, or all are."""
+    """Return the mean; None if a value is missing, or there is none."""
     known = [one for one in values if one is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
@@ -121,7 +121,7 @@ Rows = Callable[[experiment.Outcomes], Sequence[experiment.Row | experiment.Abse
 
 
 def complete(rows: Rows) -> Rows:
-    """Have no figure stand for a quotient: a row that lacks one of its two was not run."""
+    """Remove the figures of rows that lack one of two operands: they were not run."""
 
     @functools.wraps(rows)
     def made(outcomes: experiment.Outcomes) -> list[experiment.Row | experiment.Absent]:

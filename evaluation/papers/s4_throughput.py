@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 5.5: what guests that have booted read and write beside traffic (figure 9)."""
+"""S4, 5.5: the I/O rates of booted guests beside traffic (figure 9)."""
 
 import functools
 

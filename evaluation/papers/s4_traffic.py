@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 2.2 and 5.6: how uneven traffic is, and what booting guests add to it (figures 1 and 10)."""
+"""S4, 2.2 and 5.6: the unevenness of traffic, and boots' effect (figures 1, 10)."""
 
 import functools
 import random
@@ -19,16 +19,16 @@ from evaluation.papers import s4_simulated as simulated
 COLLABORATIVE, ACSTOR = simulated.COLLABORATIVE, simulated.ACSTOR
 BEFORE = slice(0, int(simulation.QUIET_S / simulation.COLLECTION_S))
 BOOTING = slice(BEFORE.stop, BEFORE.stop + 4)
-"""The collections of the first 20 s in which guests boot: then all of them still do."""
+"""The collections of the first 20 s of boots: all guests still boot then."""
 
 REDUCED = 1 - experiment.SAME
-"""The paper says "significantly reduced", without a number: as much as counts as a difference."""
+""""Significantly reduced" in the paper, without a number: the least difference."""
 
 # Figure 1(a)
 
 
 def _pairs(say: harness.Say) -> experiment.Outcome:
-    """Return what each host sends to each other one, in MB/s."""
+    """Return the traffic of each pair of hosts, in MB/s."""
     scenario = simulation.Scenario(cv=1.2)
     shape, rng = scenario.shape, random.Random(scenario.seed)
     loads = background_traffic.draw_loads(

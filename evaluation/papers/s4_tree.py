@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4, 5.8: data centres as a tree of switches: 128 hosts (figure 11), 256 and 1,024."""
+"""S4, 5.8: data centres with a switch tree: 128 hosts (figure 11), 256, 1,024."""
 
 import dataclasses
 import functools
@@ -15,11 +15,11 @@ from evaluation.papers import s4_simulated as simulated
 
 ORDER = paper_figures.PAPER
 NEXT = 0.001
-"""A policy that is less than this share slower than the next one counts as being in order."""
+"""A policy at most this share slower than the next one counts as in order."""
 TREE_TIMES = {"none": 1.0, "local": 1.3, "today": 4.0, "alone": 1.3, "nova": 0.1}
-"""A run on a tree of 128 hosts takes so many times longer than one on a switch..."""
+"""Duration of a run on a tree of 128 hosts over one on a switch, by policy."""
 OTHERS_TIMES = 2.5
-"""... with any other policy."""
+"""The same for any other policy."""
 
 
 def _times(policy: str) -> float:
@@ -40,7 +40,7 @@ def _cases(scale: experiment.Scale) -> list[experiment.Case]:
 
 
 def _runs(outcomes: experiment.Outcomes) -> dict[str, Mapping[str, float]]:
-    """Return the boot times of all four policies, by the pattern, where all were run."""
+    """Return the boot times of all four policies, by pattern, if all were run."""
     found = {}
     for cv in paper_figures.CVS:
         for x in range(len(paper_figures.PATTERNS)):
@@ -52,7 +52,7 @@ def _runs(outcomes: experiment.Outcomes) -> dict[str, Mapping[str, float]]:
 
 
 def _behind(times_s: Mapping[str, float]) -> float:
-    """Return by what share a policy is slower, at most, than one that it should not be behind."""
+    """Return the largest slow-down of a policy behind one it should not be behind."""
     inner = [times_s[policy] for policy in ORDER]
     return max(later / earlier - 1 for earlier, later in itertools.pairwise(inner))
 
@@ -201,7 +201,7 @@ LARGE_TREE = experiment.Experiment(
     rows=_large_rows,
 )
 
-# Beyond: its rules, and ours
+# Beyond: the paper's rules, and ours
 
 PATTERNS = (1, 5), (8, 5)
 

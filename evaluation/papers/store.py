@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs of an experiment gave, on disk: one JSON file for each experiment.
+"""Experiments' results on disk: one JSON file for each experiment.
 
-A file is written anew after each case, beside the old one and then in its place, so an interruption
-loses the case that was running and nothing else.
+A file is replaced atomically after each case, so an interruption loses only the running case.
 """
 
 import dataclasses
@@ -14,19 +13,19 @@ from typing import Any
 from evaluation.papers import experiment
 
 Record = dict[str, Any]
-"""What is kept of a case: its outcome (or why it could not run), when it ran, beside what load."""
+"""A case's record: its outcome (or why it could not run), time, and other load."""
 
 
 class NoResult(Exception):
-    """A file is not the result of an experiment; the message names it, and what to do."""
+    """A file is not an experiment's result; the message has its name and a remedy."""
 
 
 @dataclasses.dataclass
 class Kept:
-    """What there is of one experiment at one scale.
+    """The results of one experiment at one scale.
 
     :param records: by the names of cases
-    :param turns: how often its timed cases were run because the machine was not steady
+    :param turns: runs of its timed cases; more than one if the machine was not steady
     """
 
     scale: experiment.Scale
@@ -42,7 +41,7 @@ class Kept:
 
     @property
     def refusals(self) -> dict[str, str]:
-        """Why the others could not."""
+        """The reasons of the cases that could not run."""
         return {
             name: record["could_not_run"]
             for name, record in self.records.items()
@@ -51,7 +50,7 @@ class Kept:
 
 
 def machine_s(record: Record) -> float:
-    """Return how long a case kept the whole machine: one in virtual time has a single processor.
+    """Return how long a case occupied the machine; virtual time uses one processor.
 
     >>> timed = {"took_s": 60.0, "is_timed": True, "machine": {"cores": 2}}
     >>> machine_s(timed), machine_s({**timed, "is_timed": False})
@@ -61,16 +60,16 @@ def machine_s(record: Record) -> float:
 
 
 def path(folder: pathlib.Path, key: str) -> pathlib.Path:
-    """Return where an experiment's file is."""
+    """Return the path of an experiment's file."""
     return folder / f"{key}.json"
 
 
 def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> Kept:
-    """Return what an earlier run left of an experiment at this scale.
+    """Return an earlier run's results of an experiment at this scale.
 
-    What is of another scale counts as nothing, and so does a file that is not there.
+    Results of another scale count as none, and so does a missing file.
 
-    :raises NoResult: the file is not one of ours
+    :raises NoResult: the file is invalid
     """
     file = path(folder, key)
     try:
@@ -81,10 +80,10 @@ def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> Kept:
 
 
 def read(file: pathlib.Path) -> Kept:
-    """Return what a file holds.
+    """Return the results in a file.
 
     :raises FileNotFoundError: there is none
-    :raises NoResult: it is not one of ours
+    :raises NoResult: it is invalid
     """
     try:
         found = json.loads(file.read_text())
@@ -94,9 +93,9 @@ def read(file: pathlib.Path) -> Kept:
 
 
 def save(folder: pathlib.Path, key: str, kept: Kept) -> None:
-    """Write what there is of an experiment.
+    """Write an experiment's results.
 
-    :raises OSError: there is no room, or the folder cannot be written; the old file is untouched
+    :raises OSError: the disk is full, or the folder not writable; the old file is unchanged
     """
     file = path(folder, key)
     new = file.with_suffix(".new")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m evaluation.soak``: a day's churn on a real cloud, and whether anything grows.
+"""``python -m evaluation.soak``: a day's churn on a real cloud; checks for growth.
 
 Servers are built, deleted, snapshotted, moved; hosts lose power; agents are upgraded and killed.
 The disk of every server is compared with its image. ``soak.png`` has memory, descriptors, threads
-and latencies over time. ^C ends the soak early; what it has found is written.
+and latencies over time. ^C ends the soak early; its findings are written.
 
 Exit status: 0 nothing failed and nothing grew, 1 something did.
 """
@@ -28,7 +28,7 @@ from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
 
 ROLL_OUT_AT = 1 / 3
-"""The share of the soak after which each service and agent is restarted once."""
+"""The share of the soak after which each service and agent restarts once."""
 SAMPLE_S = 10.0
 PROBE_EVERY_S = 60.0
 
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def soak(world: soak_cloud.SoakCloud, options: argparse.Namespace) -> list[str]:
-    """Do a soak, write its report and return its findings."""
+    """Run a soak, write its report and return its findings."""
     with world.running() as cluster:
         began_s, length_s = time.monotonic(), options.minutes * 60
         print(f"the cloud runs; the soak takes {options.minutes:g} minutes", flush=True)
@@ -96,7 +96,7 @@ def act(
     began_s: float,
     length_s: float,
 ) -> None:
-    """Do actions until the soak's time is over; measure reads between them."""
+    """Run actions until the end of the soak's time; measure reads between them."""
     probed_s, is_rolled_out = began_s, False
     while (now_s := time.monotonic()) - began_s < length_s:
         if not is_rolled_out and now_s - began_s > ROLL_OUT_AT * length_s:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The actions of a soak, one after the other: what tenants and operators do with a cloud.
+"""The actions of a soak: tenants' and operators' operations, in sequence.
 
-An action that fails, or after which a disk has a wrong byte, is a finding; the soak goes on.
+A failed action, or a wrong byte on a disk after it, is a finding; the soak continues.
 """
 
 import collections
@@ -25,11 +25,11 @@ RELEASED_WITHIN_S = 300.0
 GUEST_FLAVOR = "guest"
 
 Note = Callable[[str, float], None]
-"""Takes a latency: its name, and seconds."""
+"""Records a latency: its name, and seconds."""
 
 
 class Churn:
-    """Does actions on a cloud and keeps what they found."""
+    """Runs actions on a cloud and collects findings."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Churn:
         }
 
     def step(self) -> str:
-        """Do one action; return its name."""
+        """Run one action; return its name."""
         there = plan.Population(len(self._servers), len(self._image_ids))
         name = plan.next_action(self._rng, there)
         self._attempt(name, self._actions[name])
@@ -82,7 +82,7 @@ class Churn:
             self.add_finding(f"{name}: {type(e).__name__}: {str(e)[:1500]}")
 
     def add_finding(self, what: str) -> None:
-        """Keep a finding."""
+        """Record a finding."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(what)
             print(f"FOUND {what}", flush=True)
@@ -169,7 +169,7 @@ class Churn:
         self._delete_released(image_id)
 
     def _delete_released(self, image_id: str) -> None:
-        """Delete an image; it stays protected for a while after its last server."""
+        """Delete an image, which stays protected for a while after its last server."""
         began_s = time.monotonic()
 
         def is_deleted() -> bool:
@@ -182,7 +182,7 @@ class Churn:
         runs.wait_for(is_deleted, RELEASED_WITHIN_S, f"the release of image {image_id}", str)
         self._note("image released", time.monotonic() - began_s)
 
-    # Operators; the first host's agent restarts with the roll-out alone, so its growth shows
+    # Operators; the first host's agent restarts only in the roll-out, to show growth
 
     def _choose_agent(self) -> soak_cloud.KeptAgent:
         return self._rng.choice(self._soak.kept_agents[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses what a soak does next: a pure function of its random source and of what exists."""
+"""Chooses a soak's next action: a pure function of a random source and the state."""
 
 import random
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ WEIGHTS: Mapping[str, int] = {
     "upgrade-agent": 3,
     "reboot-host": 1,
 }
-"""How often each action is chosen: a day of a cloud, in which hosts rarely restart."""
+"""Relative frequency of each action: a day of a cloud with rare host restarts."""
 NEED_SERVER = frozenset(
     {"delete", "snapshot", "hard-reboot", "stop-and-start", "rebuild", "live-migrate"}
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a soak leaves: its samples as JSON, curves as a picture, a table, and its findings."""
+"""A soak's report: samples as JSON, curves as a picture, a table, and findings."""
 
 import collections
 import json
@@ -16,7 +16,7 @@ from evaluation.soak import trend
 
 Series = Mapping[tuple[str, str], Sequence[trend.Point]]
 JUDGED_SHARE = 0.25
-"""A process that ran for so much of the soak is judged."""
+"""Minimum share of the soak that a judged process ran."""
 PANELS = {
     "memory_mib": "anonymous memory, MiB",
     "descriptors": "descriptors",

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples what the processes of acstor use: memory, descriptors, threads.
+"""Samples the resources of acstor's processes: memory, descriptors, threads.
 
-A sample is of a process from its start to its end: a process that was restarted begins a new
-series, so that a restart hides no growth.
+A restarted process starts a new series, so that a restart hides no growth.
 """
 
 import collections
@@ -27,7 +26,7 @@ Pids = Callable[[], Mapping[str, int]]
 
 
 def usage_of(pid: int) -> dict[str, float]:
-    """Return what a process uses: ``memory_mib`` (of no file), ``descriptors``, ``threads``.
+    """Return a process's ``memory_mib`` (anonymous), ``descriptors`` and ``threads``.
 
     :raises OSError: it has ended
     """
@@ -52,7 +51,7 @@ def children_of(pid: int) -> list[int]:
 class Sampler:
     """Context manager: a thread that samples until the block ends.
 
-    :param began_s: when the soak began, by the monotonic clock
+    :param began_s: start of the soak, by the monotonic clock
     """
 
     def __init__(self, pids: Pids, began_s: float, interval_s: float) -> None:
@@ -86,7 +85,7 @@ class Sampler:
         return name if number <= 1 else f"{name} #{number}"
 
     def add(self, name: str, values: Mapping[str, float]) -> None:
-        """Add a sample of now: values by resource."""
+        """Add values by resource, sampled now."""
         at_s = time.monotonic() - self._began_s
         with self._lock:
             for resource, value in values.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud of a soak: real OpenStack services, acstor on every compute host, an image library.
+"""A soak's cloud: OpenStack services, acstor on all compute hosts, many images.
 
 Each agent has a service manager that keeps its mount, as systemd does, so that an agent can be
 upgraded and killed under running servers.
@@ -76,11 +76,11 @@ class KeptAgent(acstor.Agent):
             del self._manager.told[:-1]
 
     def environment(self) -> Mapping[str, str]:
-        """Return where its code lies."""
+        """Return the environment with its code's path."""
         return {"PYTHONPATH": str(self.tree)} if self.tree else {}
 
     def start(self) -> None:
-        """Start it with the mount that its manager keeps, if it is not running."""
+        """Start it, if it is stopped, with the mount that its manager keeps."""
         if self.pid is not None:
             return
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +89,11 @@ class KeptAgent(acstor.Agent):
         runs.record(self._process.pid, self._record)
 
     def close_mount(self) -> None:
-        """Let the manager close the mount, as if the host had lost power."""
+        """Let the manager close the mount, like a power failure of the host."""
         self._manager.drop()
 
     def processes(self) -> dict[str, int]:
-        """Return its supervisor and its worker, as far as they run."""
+        """Return the pids of its running supervisor and worker."""
         if (supervisor := self.pid) is None:
             return {}
         found = {f"{self.name} supervisor": supervisor}
@@ -103,7 +103,7 @@ class KeptAgent(acstor.Agent):
 
 
 class SoakImages(nova_hosts.Images):
-    """Images that the listener prepares, as those of a real cloud."""
+    """Images prepared by the listener, as in a real cloud."""
 
     def map(self, image_id: str) -> str:
         """Wait until the listener has prepared the image."""
@@ -160,7 +160,7 @@ class SoakCloud(acstor.Acstor):
             yield found
 
     def processes(self) -> dict[str, int]:
-        """Return acstor's processes, by name."""
+        """Return the pids of acstor's processes, by name."""
         found: dict[str, int] = {}
         for one in self.kept_agents:
             found |= one.processes()
@@ -186,7 +186,7 @@ class SoakCloud(acstor.Acstor):
         return median, longest
 
     def reboot(self, agent: KeptAgent) -> None:
-        """Let a host lose power, and start it again."""
+        """Crash a host, and boot it again."""
         host = next(one for one in self.lab.computes if one.machine is agent.machine)
         host.crash()
         agent.close_mount()
@@ -204,7 +204,7 @@ class SoakCloud(acstor.Acstor):
         agent.wait_ready(HOST_UP_S)
 
     def kill_worker(self, agent: KeptAgent, worker: int) -> None:
-        """Kill an agent's worker; return when its successor serves."""
+        """Kill an agent's worker; wait until its successor serves."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
         successor = f"{agent.name} worker"

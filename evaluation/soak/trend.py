@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether a resource of a process grows: pure functions of its samples over time."""
+"""Detects the growth of a process's resource: pure functions of samples over time."""
 
 import statistics
 from collections.abc import Mapping
@@ -11,20 +11,20 @@ ALLOWED_GROWTH: Mapping[str, tuple[float, float]] = {
     "descriptors": (0.10, 8.0),
     "threads": (0.10, 4.0),
 }
-"""For each resource the share of its level, and the amount, that the level may rise together."""
+"""Allowed rise of each resource's level: a share of it, plus an amount."""
 QUARTERS = 4
 LEAST_SAMPLES = 3 * QUARTERS
 
 
 class Point(NamedTuple):
-    """One sample: seconds since the soak began, and the value."""
+    """A sample: seconds since the start of the soak, and the value."""
 
     at_s: float
     value: float
 
 
 class Trend(NamedTuple):
-    """How the level of a resource changed.
+    """The change of a resource's level.
 
     :param before: median of the second quarter of the samples; the first one is the warm-up
     :param after: median of the last quarter
@@ -36,7 +36,7 @@ class Trend(NamedTuple):
     per_hour: float
 
     def has_grown(self, resource: str) -> bool:
-        """Say whether the level rose by more than :data:`ALLOWED_GROWTH`.
+        """Return whether the level rose by more than :data:`ALLOWED_GROWTH`.
 
         >>> Trend(100.0, 125.0, 5.0).has_grown("memory_mib")
         False
@@ -48,7 +48,7 @@ class Trend(NamedTuple):
 
 
 def trend_of(points: Sequence[Point]) -> Trend | None:
-    """Return the trend of a series in order of time; None if it has too few samples.
+    """Return the trend of a time-ordered series; None if it has too few samples.
 
     >>> trend_of([Point(60.0 * n, 8.0) for n in range(40)])
     Trend(before=8.0, after=8.0, per_hour=0.0)
