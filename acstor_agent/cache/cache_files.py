@@ -114,7 +114,7 @@ class CacheFiles:
         names = [keep_class.name.lower() for keep_class in public_cache.KeepClass]
         return cache_actions.Statistics(
             chunks=len(core),
-            stored_bytes=sum(core.class_bytes),
+            stored_bytes=sum(core.usage.class_bytes),
             disk_bytes=core.disk_bytes,
             limit_bytes=core.limit_bytes,
             slabs=core.slab_count,
@@ -123,11 +123,11 @@ class CacheFiles:
             rejected_chunks=self._rejected_chunks,
             write_errors=self._write_behind.errors,
             pending_bytes=self._write_behind.pending_bytes,
-            pinned_bytes=core.pinned_bytes,
+            pinned_bytes=core.usage.pinned_bytes,
             reserved_bytes=core.pins.slot_bytes,
             pinned_missing_chunks=self.pinned_missing,
-            chunks_by_class=dict(zip(names, core.class_chunks, strict=True)),
-            bytes_by_class=dict(zip(names, core.class_bytes, strict=True)),
+            chunks_by_class=dict(zip(names, core.usage.class_chunks, strict=True)),
+            bytes_by_class=dict(zip(names, core.usage.class_bytes, strict=True)),
         )
 
     async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
@@ -305,7 +305,7 @@ class CacheFiles:
     def prefetched_limit_bytes(self) -> int:
         """Most bytes that :meth:`keep_prefetched` keeps, beside pins and boot images in use."""
         core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.AHEAD]
-        taken = core.pins.slot_bytes + core.class_bytes[public_cache.KeepClass.BOOT]
+        taken = core.pins.slot_bytes + core.usage.class_bytes[public_cache.KeepClass.BOOT]
         return max(0, min(core.limit_bytes // share, core.limit_bytes - taken))
 
     def pin_chunk(self, cid: ids.Cid, length: int) -> None:
@@ -323,7 +323,7 @@ class CacheFiles:
     @property
     def pinned_missing(self) -> int:
         """Number of pinned chunks that are missing."""
-        return len(self._core.pins) - self._core.pinned_chunks
+        return len(self._core.pins) - self._core.usage.pinned_chunks
 
     @property
     def pinned_lost(self) -> int:

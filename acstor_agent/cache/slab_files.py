@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from acstor_agent.cache import slab_io
+from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
-from acstor_agent.core.cache import public_cache
 from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
 
@@ -133,7 +133,7 @@ class SlabFiles:
             os.close(fd)
         del self._read_only[number]
 
-    def load(self) -> list[public_cache.FoundSlab]:
+    def load(self) -> list[cache_actions.FoundSlab]:
         """Open a former run's slab files and return their records, or raise OSError.
 
         Damaged files are removed and foreign ones renamed, now or when the folder is writable;
@@ -150,7 +150,7 @@ class SlabFiles:
                 found.append(slab)
         return found
 
-    def _load_one(self, path: pathlib.Path, number: int) -> public_cache.FoundSlab | None:
+    def _load_one(self, path: pathlib.Path, number: int) -> cache_actions.FoundSlab | None:
         try:
             fd = self._open(path, number)
         except OSError as exc:
@@ -167,7 +167,7 @@ class SlabFiles:
             self._reject(fd, path, exc.strerror or str(exc))
         else:
             self.fds[number] = fd
-            return public_cache.FoundSlab(number, layout, records)
+            return cache_actions.FoundSlab(number, layout, records)
         self._read_only.pop(number, None)
         os.close(fd)
         return None
@@ -210,9 +210,9 @@ class SlabFiles:
     def _path(self, slab: cache_slot.Slab) -> pathlib.Path:
         return self.folder / f"slab-{slab.number:05d}.acslab"
 
-    def apply_action(self, action: public_cache.SlabAction) -> None:
+    def apply_action(self, action: cache_actions.SlabAction) -> None:
         """Create or remove a slab file; raise OSError if there is no space, or the disk fails."""
-        if isinstance(action, public_cache.MakeSlab):
+        if isinstance(action, cache_actions.MakeSlab):
             self._make(action.slab)
         else:
             self.close_unused(action.slab)
@@ -225,7 +225,7 @@ class SlabFiles:
         os.close(self.fds.pop(slab.number))
 
     def perform_batch(
-        self, actions: Iterable[public_cache.SlabAction], jobs: Iterable[slab_io.WriteJob]
+        self, actions: Iterable[cache_actions.SlabAction], jobs: Iterable[slab_io.WriteJob]
     ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
         """Apply actions, then jobs; return slabs and jobs that failed; only log failed removals."""
         unmade = {}
@@ -233,7 +233,7 @@ class SlabFiles:
             try:
                 self.apply_action(action)
             except OSError as exc:
-                if isinstance(action, public_cache.MakeSlab):
+                if isinstance(action, cache_actions.MakeSlab):
                     unmade[action.slab] = exc
                 else:
                     LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)

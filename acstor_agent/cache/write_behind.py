@@ -16,6 +16,7 @@ from oslo_log import log as logging
 from acstor_agent.cache import folder_recovery
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
+from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
@@ -70,7 +71,7 @@ class WriteBehind:
         self._store = store
         self._limits = limits
         self._enough_bytes = min(limits.enough_bytes, limits.pending_bytes)
-        self._actions: list[public_cache.SlabAction] = []
+        self._actions: list[cache_actions.SlabAction] = []
         self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
         self._work, self._enough = trio.Event(), trio.Event()
         self._room = trio.Event()
@@ -81,14 +82,14 @@ class WriteBehind:
         return self.pending_bytes + length_bytes <= 2 * self._limits.pending_bytes
 
     def add(
-        self, slots: Sequence[cache_slot.Slot], actions: Sequence[public_cache.SlabAction]
+        self, slots: Sequence[cache_slot.Slot], actions: Sequence[cache_actions.SlabAction]
     ) -> None:
         """Queue slots with new ``data``, and slab actions to apply before them."""
         self.pending_bytes += sum([slot.length for slot in slots])
         self._actions += actions
         self._mark(slots)
 
-    def add_slab_actions(self, actions: Sequence[public_cache.SlabAction]) -> None:
+    def add_slab_actions(self, actions: Sequence[cache_actions.SlabAction]) -> None:
         """Queue slab actions to apply before the next write."""
         self._actions += actions
         if actions:

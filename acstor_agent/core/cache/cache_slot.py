@@ -184,6 +184,20 @@ class SizeGroup:
         self.with_free: dict[Slab, None] = {}
         self.evictions = 0
 
+    def take_free(self, count: int) -> tuple[Slab, list[int]]:
+        """Take up to ``count`` adjacent slots of one slab; the group has free slots."""
+        slab = next(iter(self.with_free))
+        numbers = slab.free[: -count - 1 : -1]
+        del slab.free[-len(numbers) :]
+        if not slab.free:
+            del self.with_free[slab]
+        return slab, numbers
+
+    def put_free(self, slab: Slab, slot_no: int) -> None:
+        """Return a slot of a slab to the free ones."""
+        slab.free.append(slot_no)
+        self.with_free[slab] = None
+
     def next_victim(self, newcomer_rank: int) -> Slot | None:
         """Return the next victim for a newcomer's rank; park held slots on the way."""
         has_cheaper = False
@@ -197,3 +211,11 @@ class SizeGroup:
                 slot.is_parked = True
             has_cheaper = has_cheaper or self.chunks[keep_class] > 0
         return None
+
+    def rank_bound(self, newcomer_rank: int, victim: Slot | None) -> tuple[int, int]:
+        """Return the eviction rank below which a slab of another size may be evicted."""
+        if victim is not None:
+            return victim.keep_class, victim.used_at
+        if any(self.chunks):
+            return newcomer_rank + 1, 0
+        return len(CLASSES), 0

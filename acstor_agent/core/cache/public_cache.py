@@ -18,16 +18,12 @@ from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import class_usage
 from acstor_agent.core.cache import slabs
 from acstor_common import errors
 from acstor_common.model import ids
 
 KeepClass = cache_slot.KeepClass
-MakeSlab = cache_actions.MakeSlab
-RemoveSlab = cache_actions.RemoveSlab
-SlabAction = cache_actions.SlabAction
-Placement = cache_actions.Placement
-FoundSlab = cache_actions.FoundSlab
 
 BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.AHEAD: 8}
 """Each class gets at most this fraction (1/n) of the limit. A boot image has 2 to 3 % of its
@@ -46,12 +42,10 @@ class PublicCache:
     ) -> None:
         self.limit_bytes = limit_bytes
         self.pins = cache_pins.Pins() if pins is None else pins
-        self.pinned_chunks = self.pinned_bytes = 0
+        self.usage = class_usage.ClassUsage()
         self.pinned_lost = 0  # number of losses of pinned chunks; never decreases
         self.evictions = 0
         self.gone: Callable[[ids.Cid], object] = lambda cid: None
-        self.class_chunks = [0] * len(cache_slot.CLASSES)
-        self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
         self._slabs = slabs.Slabs(limit_bytes, slab_bytes, order, self.pins)
         self._tick = 0
@@ -111,7 +105,9 @@ class PublicCache:
         """Return the slot of ``cid``, without counting a use."""
         return self._index.get(cid)
 
-    def allocate_slot(self, cid: ids.Cid, length: int, keep_class: KeepClass) -> Placement:
+    def allocate_slot(
+        self, cid: ids.Cid, length: int, keep_class: KeepClass
+    ) -> cache_actions.Placement:
         """Allocate a slot for a chunk that is not in the cache, evicting if needed.
 
         :raises errors.CacheFull: all possible victims are held
@@ -125,14 +121,11 @@ class PublicCache:
         else:
             group = self._slabs.size_group(slot_bytes)
             actions = [] if group.with_free else self._make_room(group, keep_class)
-        slab = next(iter(group.with_free))
-        slot_no = slab.free.pop()
-        if not slab.free:
-            del group.with_free[slab]
+        slab, [slot_no] = group.take_free(1)
         slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no)
         self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
         self._list(slot)
-        return Placement(slot, actions)
+        return cache_actions.Placement(slot, actions)
 
     def allocate_adjacent(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
@@ -147,11 +140,7 @@ class PublicCache:
             return []
         if ids.ZERO_CID in cids:
             return []
-        slab = next(iter(group.with_free))
-        numbers = slab.free[: -len(cids) - 1 : -1]
-        del slab.free[-len(numbers) :]
-        if not slab.free:
-            del group.with_free[slab]
+        slab, numbers = group.take_free(len(cids))
         slots = [
             cache_slot.Slot(cid, length, keep_class, slab, slot_no)
             for cid, slot_no in zip(cids, numbers, strict=False)
@@ -161,10 +150,12 @@ class PublicCache:
             slab.slots[slot.slot_no] = self._index[slot.cid] = slot
         slots[0].order.add_all(slots)
         self._tick = slab.used_at = self._tick + len(slots)
-        self._count(slots[0], len(slots))
+        self.usage.count(slots[0], len(slots))
         return slots
 
-    def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
+    def _room_for_pinned(
+        self, slot_bytes: int
+    ) -> tuple[cache_slot.SizeGroup, list[cache_actions.SlabAction]]:
         """Make room for a pinned chunk, in a larger slot if slabs of its size are pinned."""
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
@@ -203,12 +194,12 @@ class PublicCache:
         }
         return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
-    def shrink_to_limit(self) -> list[SlabAction]:
+    def shrink_to_limit(self) -> list[cache_actions.SlabAction]:
         """Evict slabs, cheapest first, until the limit is met."""
-        actions: list[SlabAction] = []
+        actions: list[cache_actions.SlabAction] = []
         for slab in self._slabs.victims_over_limit():
             self.evictions += self._give_up(slab)
-            actions.append(RemoveSlab(slab))
+            actions.append(cache_actions.RemoveSlab(slab))
         return actions
 
     def promote_chunk(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
@@ -221,7 +212,7 @@ class PublicCache:
     def bound_boot(self) -> None:
         """Demote the least recent chunks of boot classes beyond BOOT_SHARES, until a restart."""
         for keep_class, part in BOOT_SHARES.items():
-            while self.class_bytes[keep_class] > self.limit_bytes // part:
+            while self.usage.class_bytes[keep_class] > self.limit_bytes // part:
                 orders = (group.orders[keep_class] for group in self._slabs.groups.values())
                 first = min(
                     filter(None, (order.next_victim() for order in orders)),
@@ -304,7 +295,9 @@ class PublicCache:
         self.__dict__.update(other.__dict__)
         self.gone, self.pinned_lost = gone, lost + 1  # chunks of the former contents may be missing
 
-    def restore_slabs(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
+    def restore_slabs(
+        self, found: Iterable[cache_actions.FoundSlab]
+    ) -> list[cache_actions.SlabAction]:
         """Load slabs of a former run, once, when empty; return removals of those over the limit."""
         taken, left = self._slabs.restore_slabs(found)
         entries = [(record, slab) for slab, records in taken for record in records]
@@ -312,7 +305,7 @@ class PublicCache:
         for record, slab in entries:
             self._restore_slot(record, slab)
         self._slabs.restore_free_lists()
-        return [RemoveSlab(slab) for slab in left]
+        return [cache_actions.RemoveSlab(slab) for slab in left]
 
     def _restore_slot(self, record: cache_slab.SlotRecord, slab: cache_slot.Slab) -> None:
         slot_no, cid, sequence, length, keep_class = record
@@ -327,7 +320,7 @@ class PublicCache:
         slot.is_parked = slot.is_pinned = slot.cid in self.pins
         if not slot.is_parked:
             slot.order.add(slot)
-        self._count(slot, 1)
+        self.usage.count(slot, 1)
 
     def _change_class(self, slot: cache_slot.Slot, keep_class: KeepClass) -> None:
         self._leave_class(slot)
@@ -338,18 +331,7 @@ class PublicCache:
     def _leave_class(self, slot: cache_slot.Slot) -> None:
         if not slot.is_parked:
             slot.order.remove(slot)
-        self._count(slot, -1)
-
-    def _count(self, slot: cache_slot.Slot, delta: int) -> None:
-        slab, keep_class = slot.slab, slot.keep_class
-        rank = cache_slot.PINNED if slot.is_pinned else keep_class
-        slab.group.chunks[rank] += delta
-        slab.class_counts[rank] += delta
-        self.class_chunks[keep_class] += delta
-        self.class_bytes[keep_class] += delta * slot.length
-        if slot.is_pinned:
-            self.pinned_chunks += delta
-            self.pinned_bytes += delta * slot.length
+        self.usage.count(slot, -1)
 
     def _list(self, slot: cache_slot.Slot) -> None:
         self._index[slot.cid] = slot
@@ -367,10 +349,11 @@ class PublicCache:
     def _free(self, slot: cache_slot.Slot) -> None:
         slab = slot.slab
         if slab in self._slabs and not slot.is_bad_block:
-            slab.free.append(slot.slot_no)
-            slab.group.with_free[slab] = None
+            slab.group.put_free(slab, slot.slot_no)
 
-    def _make_room(self, group: cache_slot.SizeGroup, newcomer_rank: int) -> list[SlabAction]:
+    def _make_room(
+        self, group: cache_slot.SizeGroup, newcomer_rank: int
+    ) -> list[cache_actions.SlabAction]:
         layout = group.layout
         if not layout.slot_count:
             raise errors.CacheFull(
@@ -381,7 +364,7 @@ class PublicCache:
         victim = group.next_victim(newcomer_rank)
         if victim is None or self._is_time_to_compare(group):
             victims = self._slabs.victims_for(layout)
-            if victims and victims[-1].eviction_rank < self._price(group, newcomer_rank, victim):
+            if victims and victims[-1].eviction_rank < group.rank_bound(newcomer_rank, victim):
                 return self._add_slab(group, victims)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
@@ -390,27 +373,17 @@ class PublicCache:
         self.drop_chunk(victim)
         return []
 
-    def _price(
-        self, group: cache_slot.SizeGroup, newcomer_rank: int, victim: cache_slot.Slot | None
-    ) -> tuple[int, int]:
-        """Return the bound of value below which a slab of another size may be evicted."""
-        if victim is not None:
-            return victim.keep_class, victim.used_at
-        if any(group.chunks):
-            return newcomer_rank + 1, 0
-        return len(cache_slot.CLASSES), 0
-
     def _is_time_to_compare(self, group: cache_slot.SizeGroup) -> bool:
         return len(self._slabs.groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _add_slab(
         self, group: cache_slot.SizeGroup, victims: list[cache_slot.Slab]
-    ) -> list[SlabAction]:
-        actions: list[SlabAction] = []
+    ) -> list[cache_actions.SlabAction]:
+        actions: list[cache_actions.SlabAction] = []
         for slab in victims:
             self.evictions += self._give_up(slab)
-            actions.append(RemoveSlab(slab))
-        return [*actions, MakeSlab(self._slabs.add(group))]
+            actions.append(cache_actions.RemoveSlab(slab))
+        return [*actions, cache_actions.MakeSlab(self._slabs.add(group))]
 
     def _give_up(self, slab: cache_slot.Slab) -> int:
         self._slabs.remove(slab)

@@ -47,7 +47,7 @@ def pin_and_place(cache, lengths) -> None:
         return
     for number, length in enumerate(lengths):
         cache.allocate_slot(cid(number), length, public_cache.KeepClass.BORROWED)
-    assert cache.pinned_chunks == len(lengths)
+    assert cache.usage.pinned_chunks == len(lengths)
     assert cache.disk_bytes <= cache.limit_bytes
 
 
@@ -90,6 +90,6 @@ def test_cache_enlarged_by_the_lacking_bytes_accepts_all_pins():
         place_pinned(small)
     cache = public_cache.PublicCache(limit_bytes + lacking_bytes, SLAB_BYTES)
     place_pinned(cache)
-    assert cache.pinned_chunks == 20
+    assert cache.usage.pinned_chunks == 20
     layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, 64 * KIB)
     assert cache.disk_bytes == 7 * layout.file_bytes

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
+from acstor_agent.core.cache import cache_actions
 from acstor_agent.core.cache import cache_pins
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
@@ -92,15 +93,15 @@ def test_boot_class_is_bounded_and_keeps_the_recently_used_chunks(order):
         cache.lookup(cid(number))
     may_keep = cache.limit_bytes // public_cache.BOOT_SHARES[KeepClass.BOOT]
     cache.bound_boot()
-    kept_bytes = cache.class_bytes[KeepClass.BOOT]
+    kept_bytes = cache.usage.class_bytes[KeepClass.BOOT]
     assert kept_bytes <= may_keep < 16 * KIB + kept_bytes
     kept = {c for c in cache.cids() if cache.slot_of(c).keep_class is KeepClass.BOOT}
     assert len(cache) == 6 and cid(1) not in kept and cid(6) in kept
     fill(cache, range(10, 30))
     assert kept <= set(cache.cids()) and cid(1) not in cache
-    before = cache.class_bytes[:]
+    before = cache.usage.class_bytes[:]
     cache.bound_boot()
-    assert cache.class_bytes == before
+    assert cache.usage.class_bytes == before
 
 
 @pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
@@ -112,14 +113,14 @@ def test_prefetched_boot_chunks_are_bounded_and_displace_no_boot_chunks(order):
         fill(cache, [number])
         cache.promote_chunk(cache.slot_of(cid(number)), KeepClass.AHEAD)
         cache.bound_boot()
-        assert cache.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
-    assert cache.class_chunks == [5, 0, 5, 5]
+        assert cache.usage.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
+    assert cache.usage.class_chunks == [5, 0, 5, 5]
     assert all(cache.slot_of(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
     fill(cache, range(20, 60))  # evicts all other unused chunks
     assert [cache.slot_of(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
     assert cid(19) in cache and cid(14) not in cache
     cache.promote_chunk(cache.slot_of(cid(19)), KeepClass.BOOT)  # a guest boots from it
-    assert cache.class_chunks == [cache.class_chunks[0], 0, 4, 6]
+    assert cache.usage.class_chunks == [cache.usage.class_chunks[0], 0, 4, 6]
 
 
 def test_pinned_boot_chunks_keep_their_class_beyond_the_bound():
@@ -128,11 +129,11 @@ def test_pinned_boot_chunks_keep_their_class_beyond_the_bound():
     for number in range(1, 6):
         cache.pin_chunk(cid(number), 16 * KIB)
     cache.bound_boot()
-    assert cache.class_chunks == [0, 0, 0, 5]
+    assert cache.usage.class_chunks == [0, 0, 0, 5]
     cache.unpin_chunk(cid(3), 16 * KIB)
     cache.bound_boot()
     assert cache.slot_of(cid(3)).keep_class is KeepClass.BORROWED
-    assert cache.class_chunks == [1, 0, 0, 4]
+    assert cache.usage.class_chunks == [1, 0, 0, 4]
 
 
 def test_held_chunk_that_is_demoted_is_not_evicted():
@@ -226,7 +227,7 @@ def test_promoted_chunk_outlives_others(order):
     assert not cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.HOME)
     fill(cache, [5, 6, 7])
     assert cid(1) in cache
-    assert cache.class_chunks == [3, 0, 0, 1]
+    assert cache.usage.class_chunks == [3, 0, 0, 1]
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
@@ -358,9 +359,9 @@ def test_cache_continues_without_a_slab_that_could_not_be_created():
     assert cache.slab_count == 1 and len(cache) == 4
 
 
-def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.FoundSlab:
+def found(number: int, records, slot_bytes: int = 16 * KIB) -> cache_actions.FoundSlab:
     layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, slot_bytes)
-    return public_cache.FoundSlab(number, layout, [cache_slab.SlotRecord(*r) for r in records])
+    return cache_actions.FoundSlab(number, layout, [cache_slab.SlotRecord(*r) for r in records])
 
 
 @pytest.mark.parametrize("order", ["lru", "fifo"])
@@ -385,7 +386,7 @@ def test_newer_of_two_records_counts_and_the_older_slot_is_free():
     )
     slot = cache.slot_of(cid(1))
     assert (slot.slab.number, slot.slot_no) == (0, 2)
-    assert cache.class_chunks == [1, 0, 0, 1]
+    assert cache.usage.class_chunks == [1, 0, 0, 1]
     fill(cache, range(10, 16))
     assert len(cache) == 8 and cache.evictions == 0
 
@@ -404,17 +405,17 @@ def test_smaller_limit_removes_the_least_valuable_slabs():
     assert cache.disk_bytes <= cache.limit_bytes
 
 
-def small_slab(number: int, sequence: int) -> public_cache.FoundSlab:
+def small_slab(number: int, sequence: int) -> cache_actions.FoundSlab:
     layout = cache_slab.SlabLayout(4096, 8)
     records = [cache_slab.SlotRecord(0, cid(number), sequence, 4096, 0)]
-    return public_cache.FoundSlab(number, layout, records)
+    return cache_actions.FoundSlab(number, layout, records)
 
 
 def test_new_slab_replaces_as_many_restored_small_slabs_as_needed():
     cache = make(slabs=2)
     cache.restore_slabs([small_slab(number, sequence=100 - number) for number in range(4)])
     _, actions = cache.allocate_slot(cid(20), 30 * KIB, KeepClass.BORROWED)
-    gone = [a.slab.number for a in actions if isinstance(a, public_cache.RemoveSlab)]
+    gone = [a.slab.number for a in actions if isinstance(a, cache_actions.RemoveSlab)]
     assert gone == [3, 2]
     assert cache.disk_bytes <= cache.limit_bytes
 
@@ -433,8 +434,8 @@ def test_chunks_and_bytes_are_counted_by_class():
     fill(cache, [1, 2], KeepClass.HOME)
     cache.allocate_slot(cid(3), 10_000, KeepClass.BOOT)
     cache.drop_chunk(cache.slot_of(cid(1)))
-    assert cache.class_bytes == [0, 16 * KIB, 0, 10_000]
-    assert cache.class_chunks == [0, 1, 0, 1]
+    assert cache.usage.class_bytes == [0, 16 * KIB, 0, 10_000]
+    assert cache.usage.class_chunks == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("order", cache_orders.ORDERS)
@@ -459,7 +460,7 @@ def test_chunk_pinned_before_it_is_stored_stays():
     fill(cache, [1])
     fill(cache, range(10, 30))
     assert cid(1) in cache
-    assert (cache.pinned_chunks, cache.pinned_bytes) == (1, 16 * KIB)
+    assert (cache.usage.pinned_chunks, cache.usage.pinned_bytes) == (1, 16 * KIB)
 
 
 def test_pinned_chunk_evicts_unpinned_chunks_of_any_class():
@@ -517,13 +518,13 @@ def test_pin_survives_the_loss_of_its_chunk():
     fill(cache, [1, 2, 3, 4])
     cache.pin_chunk(cid(1), 16 * KIB)
     cache.drop_chunk(cache.slot_of(cid(1)))
-    assert (len(cache.pins), cache.pinned_chunks) == (1, 0)
+    assert (len(cache.pins), cache.usage.pinned_chunks) == (1, 0)
     fill(cache, [1])
     fill(cache, range(10, 30))
     assert cid(1) in cache
     slab = cache.slot_of(cid(1)).slab
     cache.forget_slab(slab)
-    assert (len(cache.pins), cache.pinned_chunks, cache.pinned_bytes) == (1, 0, 0)
+    assert (len(cache.pins), cache.usage.pinned_chunks, cache.usage.pinned_bytes) == (1, 0, 0)
     fill(cache, [1])
     fill(cache, range(10, 30))
     assert cid(1) in cache
@@ -616,7 +617,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
     def note_actions(self, actions):
         for action in actions:
-            if isinstance(action, public_cache.MakeSlab):
+            if isinstance(action, cache_actions.MakeSlab):
                 assert action.slab.number not in self.files
                 self.files[action.slab.number] = action.slab.layout.file_bytes
             else:
@@ -744,13 +745,13 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         assert {c: (s.length, s.keep_class) for c, s in slots.items()} == self.model
         chunks = [sum(v[1] == k for v in self.model.values()) for k in KeepClass]
         sizes = [sum(v[0] for v in self.model.values() if v[1] == k) for k in KeepClass]
-        assert (self.cache.class_chunks, self.cache.class_bytes) == (chunks, sizes)
+        assert (self.cache.usage.class_chunks, self.cache.usage.class_bytes) == (chunks, sizes)
 
     @stateful.invariant()
     def pinned_chunks_are_counted(self):
         pinned = [c for c in self.cache.cids() if c in self.pins]
-        assert self.cache.pinned_chunks == len(pinned)
-        assert self.cache.pinned_bytes == sum(self.model[c][0] for c in pinned)
+        assert self.cache.usage.pinned_chunks == len(pinned)
+        assert self.cache.usage.pinned_bytes == sum(self.model[c][0] for c in pinned)
         assert len(self.cache.pins) == len(self.pins)
 
     @stateful.invariant()
