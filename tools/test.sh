@@ -14,7 +14,7 @@ cd "$ROOT"
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
 # What waits leaves room; the longest of those that wait comes first.
-declare -A AFTER=([glance]=agents [security]=openstack [chaos]=unit)
+declare -A AFTER=([glance]=agents [security]=chaos [chaos]=unit)
 LONGEST=nova # it has the processors first, so that it does not end long after the rest
 
 part=all when="not nightly"
@@ -133,7 +133,7 @@ case $part in
         wait "${installing[openstack]}" || say "no OpenStack: what needs it is skipped"
         wait "${installing[guest]}" || say "no guest image: what boots a guest is skipped"
         installing=()
-        for name in nova agents openstack glance security chaos; do begin "$name" "$@"; done
+        for name in nova agents openstack glance chaos security; do begin "$name" "$@"; done
         ;;
 esac
 run_tests "$last" "$@" || last_status=$?

@@ -203,7 +203,7 @@ def cloud(
                 wait(instance.leads, "an instance that leads", made.logs)
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            options = {"location": PLACES[host.name]}
+            options = {"location": PLACES[host.name], "variants": hosts.BY_HOMES}
             agent = decision.agent(
                 host, made.instances[0], None, broker, LINK_MBIT, server.url, **options
             )

@@ -45,7 +45,15 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])  # a zombie has ended
+    return None if _has_ended(fields) else int(fields[19])
+
+
+def _has_ended(fields: Sequence[str]) -> bool:
+    """Return whether a process of /proc, by its fields from the state on, is a mere zombie.
+
+    While other threads of it live, they keep its files and sockets open.
+    """
+    return fields[0] == "Z" and int(fields[17]) <= 1
 
 
 def new_tag() -> str:
@@ -102,7 +110,7 @@ def _belonging(path: pathlib.Path) -> list[int]:
             process = pathlib.Path("/proc", entry)
             stat = (process / "stat").read_text().rpartition(")")[2].split()
             is_ours = int(stat[3]) == session or mark in (process / "mountinfo").read_text()
-            if is_ours and stat[0] != "Z":
+            if is_ours and not _has_ended(stat):
                 pids.append(int(entry))
     return pids
 

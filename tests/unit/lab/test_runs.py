@@ -33,6 +33,27 @@ def test_tag_of_a_reused_pid_is_an_orphan() -> None:
     assert runs.is_orphan(f"{os.getpid()}t{start + 1}n1")
 
 
+def test_process_is_alive_while_a_thread_outlives_the_main_one(tmp_path: pathlib.Path) -> None:
+    """Its state is that of a zombie, and its sockets still accept connections."""
+    code = """if True:
+        import ctypes, threading, time
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        print(flush=True)
+        ctypes.CDLL(None).syscall(60, 0)  # exit of the main thread alone
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        record = tmp_path / f"it{runs.RECORD_SUFFIX}"
+        runs.record(process.pid, record)
+        assert process.stdout is not None and process.stdout.readline()
+        stat = pathlib.Path(f"/proc/{process.pid}/stat")
+        runs.wait_for(lambda: ") Z " in stat.read_text(), 10.0, "a dead main thread", str)
+        assert runs.recorded_pid(record) == process.pid
+        runs.kill_recorded(record)
+        assert runs.start_ticks(process.pid) is None
+
+
 @pytest.mark.parametrize("name", ["", "h1", "12", "12t", "12t3", "x12t3n1", "12t3n1-h1", "guest"])
 def test_foreign_name_is_never_an_orphan(name: str) -> None:
     assert not runs.is_orphan(name)
