@@ -108,7 +108,7 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
 
 
 def check_built(summary: Mapping[str, Any]) -> None:
-    """Check that the builder's boot reached the login; the boot image is complete.
+    """Check that the builder's boot reached the login: else its boot image is partial.
 
     :raises errors.Unusable: it did not, as on a busy machine
     """

@@ -19,7 +19,7 @@ SLOW_READS = 100_000  # reported ones
 
 
 class Reader:
-    """Reads one file through several threads until it is told to stop."""
+    """Reads one file through several threads until stopped."""
 
     def __init__(self, path: str, reference: bytes) -> None:
         self.reads, self.longest_s = 0, 0.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 2 to 4 and table 2 of S0: the three access patterns over the number of hosts."""
+"""Figures 2 to 4 and table 2 of S0: access patterns over the number of hosts."""
 
 import functools
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ UDP, TCP = "udp", "tcp"
 LINK_MBIT = 25.0
 COST_CHUNKS = 200_000
 RATE = 96.0
-"""Chunks/s: a host with a full link receives half, and tells two neighbours."""
+"""Chunks/s: a host with a full link receives half, and has two neighbours."""
 TELL_S = 12.0
 GATHERED = 10
 """Per frame: those of 100 ms, acstor's gathering time."""

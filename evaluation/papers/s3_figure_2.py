@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures 2 and 3 and table II: hosts of two repositories read one package, in three ways."""
+"""Figures 2 and 3 and table II: hosts of two repositories read one package."""
 
 import functools
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S4 on real agents: 5.4.2 and 5.6 beside real traffic, 5.7 with warm caches, and more."""
+"""S4 on real agents: 5.4.2 and 5.6 beside traffic, 5.7 with warm caches, and more."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""5.7 on real agents: a remap with warm caches, its misses, and who serves them.
+"""5.7 on real agents: a remap with warm caches, its misses and their servers.
 
 Four images have two thirds of their chunks in common, at different offsets.  Hosts read all of them
 on idle links; then traffic makes two hosts busy and the service remaps; then the idle hosts read

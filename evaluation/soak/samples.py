@@ -77,7 +77,7 @@ class Sampler:
                     self.add(self._series_name(name, pid), usage_of(pid))
 
     def _series_name(self, name: str, pid: int) -> str:
-        """Return the process's name and, from its second start on, the number of the start."""
+        """Return a process's name and, from its second start on, its start's number."""
         start, starts = runs.start_ticks(pid), self._starts[name]
         if start is not None and start not in starts:
             starts.append(start)

@@ -41,7 +41,7 @@ have tests of their own.
 
 
 def kernel_can_resend() -> bool:
-    """Return whether the kernel offers FUSE_NOTIFY_RESEND; the agent relies on it."""
+    """Return whether the kernel has FUSE_NOTIFY_RESEND, so that agents need no relay."""
     release = platform.release().split("-")[0].split(".")
     return tuple(int(part) for part in release[:2]) >= (6, 9)
 

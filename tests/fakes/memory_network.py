@@ -221,7 +221,7 @@ class Endpoint:
     def connect(self, stream: _Accepted) -> None:
         """Take a connection, as accept(2) does.
 
-        :raises ConnectionRefusedError: nobody listens
+        :raises ConnectionRefusedError: it is not listening
         """
         if self._handlers is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")

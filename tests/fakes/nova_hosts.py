@@ -369,7 +369,7 @@ def agent_options(
     sections: ini.Sections | None = None,
     **options: object,
 ) -> Iterator[None]:
-    """Run a host's agent with other options for the block; its mirrors are unused.
+    """Run a host's agent with other options; its mirrors must be unused.
 
     :param constants: that differ from the product's
     :param sections: other sections of its configuration

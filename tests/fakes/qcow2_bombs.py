@@ -94,7 +94,7 @@ def expanding(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
 def slow(size: int, cluster_bits: int = MAX_CLUSTER_BITS) -> bytes:
     """Return a file whose clusters are distinct slow streams.
 
-    The streams overlap: all have the same end, and each starts a few empty blocks before the next.
+    The streams overlap: all have the same end, and each has a few more empty blocks than the last.
 
     :param size: bytes of the disk; limited by the number of blocks of a stream
     """

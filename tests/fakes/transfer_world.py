@@ -39,7 +39,7 @@ IMAGES = (IMAGE, OTHER, SECRET)
 LOOK_EVERY = 16
 MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 LONGEST_TIMES, LOOK_S = 4, 0.2
-"""Limit of a request to a non-home: a multiple of its timeout, plus LOOK_S."""
+"""Limit of a request other than a home's: times its timeout, plus LOOK_S."""
 RELAY_S = 5.0
 """The time after which a home reads the source, too, while a guest waits."""
 LANES = 5

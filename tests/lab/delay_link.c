@@ -3,10 +3,10 @@
 //
 //     delay_link NETNS DEVICE NETNS DEVICE DELAY_US JITTER_US LOSS_PPM SEED
 //
-// Makes a TAP device in each namespace and copies frames between them until it is killed; it writes
-// one line when both devices are there. Each direction has a reader, which stamps each frame with
-// its time of departure, and a writer, which waits for it. Frames never overtake each other. A
-// queue that holds QUEUE_BYTES drops what comes, as a router's does.
+// Makes a TAP device in each namespace and copies frames between them until it is killed; it prints
+// a line when both devices exist. Each direction has a reader, which stamps each frame with its time
+// of departure, and a writer, which waits until then. Frames stay in order. A queue of QUEUE_BYTES
+// drops further frames, like a router's.
 //
 // Without loss the devices take packets of up to 64 KiB (TSO), so that a gigabit costs few
 // processor cycles; with loss they take single frames, so that one loss is one frame.
@@ -163,7 +163,7 @@ int main(int argc, char **argv)
     int taps[2] = {open_tap(argv[1], argv[2], has_offload), open_tap(argv[3], argv[4], has_offload)};
     prctl(PR_SET_TIMERSLACK, 1000UL);
     struct sched_param first = {.sched_priority = 1};
-    sched_setscheduler(0, SCHED_RR, &first); // where it may: late wake-ups are delay
+    sched_setscheduler(0, SCHED_RR, &first); // if permitted: late wake-ups are delay
     static struct direction ways[2];
     pthread_t thread;
     for (int i = 0; i < 2; i++) {

@@ -40,7 +40,7 @@ DEFAULT_MTU = 1500
 MIN_MTU, MAX_MTU = 576, 65535
 MIN_MBIT, MAX_MBIT = 1, 100_000
 BURST_BYTES = 128 * 1024
-"""Bucket depth: two GSO packets (64 KiB and headers), each of which passes at once.
+"""Bucket depth: two GSO packets (64 KiB and headers), each passing at once.
 
 So the bucket does not run dry when a busy machine wakes up late.
 """

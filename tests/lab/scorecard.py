@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m tests.lab.scorecard``: how large and how plain the code and its documents are.
+"""``python -m tests.lab.scorecard``: measures the code and its documents.
 
-Prints each figure beside what it was on 2026-11-25 and its target.  It reads the tree with
+Prints each figure with its value of 2026-11-25 and its target.  It reads the tree with
 ``ast`` and ``tokenize`` and imports nothing of it.
 """
 

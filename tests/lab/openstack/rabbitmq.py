@@ -27,7 +27,7 @@ disk_free_limit.absolute = 50MB
 
 
 class PortMapper(daemon.Daemon):
-    """epmd, which tells Erlang nodes each other's ports."""
+    """epmd, the port mapper of Erlang nodes."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("epmd", folder)

@@ -79,7 +79,7 @@ def check_names(found: chunk_map.ChunkMap, data: bytes, is_keyed: bool) -> None:
 
 
 class Images:
-    """A tenant who uploads, and an administrator who checks the results."""
+    """A tenant that uploads, and an administrator that checks the results."""
 
     def __init__(self, lab: cloud.Cloud) -> None:
         self.lab = lab

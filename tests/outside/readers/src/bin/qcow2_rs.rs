@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes the disk in a qcow2 file to the standard output, as the crate qcow2-rs reads it.
 //!
-//! The crate takes every backing file for qcow2; this program reads ranges of a raw one.
+//! The crate treats every backing file as qcow2; this program reads ranges of a raw one.
 
 use qcow2_rs::{dev::Qcow2DevParams, meta::MappingSource};
 use qcow2_rs::{sync_io::Qcow2IoSync, utils::qcow2_alloc_dev_sync};
