@@ -2,8 +2,8 @@
 """P15: the rate of reading an image from one peer, four and sixteen.
 
 Links are unshaped (loopback), and the reader is as in P8: a cold agent, sequential reads of 1 MiB
-with O_DIRECT; every chunk is fetched, checked and stored.  Peers cache
-only the chunks of which they are the home.  Comparisons, in turns: the same bytes by plain Python
+with O_DIRECT; every chunk is fetched, checked and stored.  Peers cache only the chunks of which
+they are the home.  Comparisons, in turns: the same bytes by plain Python
 (:mod:`evaluation.bench.plain_sockets`), this machine's limit, and the other modes of
 ``peer_security``.  The fastest of ROUNDS turns counts, with the processor time of that turn, both
 ends together: other load can only slow a turn down.
