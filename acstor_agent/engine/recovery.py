@@ -32,7 +32,9 @@ class Recovery:
         context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()
         for old in dict.fromkeys(context.transfers.values()):
-            old.peer_requests = {a: None for a in old.peer_requests if self._requests.is_waiting(a)}
+            old.peer_requests = {
+                a: None for a in old.peer_requests if self._requests.links.is_waiting(a)
+            }
         self._pending.recover_from_fault(self._is_whole, why)
         context.requests_out.recount_in_flight(self._is_awaited, context.now)
         self._requests.recover_from_fault()

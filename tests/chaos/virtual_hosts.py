@@ -352,7 +352,7 @@ class Host:
             "asked": len(self.chunks._peer_client._sent),
             "reads for peers": len(self.chunks.peer_server._reads),
             "begun for peers": sum(
-                receiver.begun for receiver in self.chunks.core.requests.receivers.values()
+                receiver.begun for receiver in self.chunks.core.requests.links.receivers.values()
             ),
             "requests of peers": len(self.chunks.core.requests),
             "waiting": len(self.waiting),

@@ -367,7 +367,7 @@ class World:
         for host in self.hosts.values():
             context = host.core.context
             peers = context.peers.list_peers()
-            receivers = host.core.requests.receivers.values()
+            receivers = host.core.requests.links.receivers.values()
             counts = {
                 "transfers": len(host.core),
                 "waiters": len(host.core.pending),

@@ -4,7 +4,6 @@
 import collections
 from collections.abc import Hashable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_agent.engine import actions
@@ -17,6 +16,7 @@ from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.serve import authorization
+from acstor_agent.engine.serve import requester_links
 from acstor_agent.engine.serve import served_copies
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_request
@@ -42,15 +42,14 @@ class PeerRequests:
         rights: authorization.Authorization,
     ) -> None:
         self._context, self._read_through, self._rights = context, through, rights
+        self.links = requester_links.RequesterLinks()
         self.uploads = context.uploads
         self.copies = served_copies.ServedCopies(context)
         self.given = self.referred = 0
-        self.receivers: dict[ids.HostId, requester.Requester] = {}
-        self._links: dict[Hashable, requester.RequesterLink] = {}
         self._is_check_scheduled = False
 
     def __len__(self) -> int:
-        return sum(len(link.peer_requests) for link in self._links.values())
+        return sum(len(link.peer_requests) for link in self.links)
 
     # New requests
 
@@ -58,7 +57,8 @@ class PeerRequests:
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """Take new requests of a peer: authorize and answer them, or let them wait."""
-        context, link = self._context, self._link(connection, host)
+        context = self._context
+        link = self.links.get_or_create(connection, host, context.now)
         unknown: list[chunk_ref.Request] = []
         for request in requests:
             numbers = request.numbers
@@ -87,22 +87,8 @@ class PeerRequests:
         if unknown:
             context.out.others.append(actions.LookUpContents(connection, host, unknown))
 
-    def _link(self, connection: Hashable, host: ids.HostId) -> requester.RequesterLink:
-        link = self._links.get(connection)
-        if link is None:
-            receiver = self.receivers.get(host)
-            if receiver is None:
-                receiver = self.receivers[host] = requester.Requester(host)
-            link = self._links[connection] = requester.RequesterLink(connection, receiver)
-            receiver.links += 1
-        if not link.peer_requests:
-            link.alive_s = self._context.now
-        return link
-
     def _add_requests(self, all_pending: Sequence[PendingRequest]) -> None:
-        link = all_pending[0].link
-        link.peer_requests.update([(pending.number, pending) for pending in all_pending])
-        link.receiver.requests += len(all_pending)
+        self.links.add_requests(all_pending)
         if not self._is_check_scheduled:
             self._schedule_check()
 
@@ -113,7 +99,7 @@ class PeerRequests:
     ) -> None:
         """Continue requests whose images were looked up."""
         for request, contents in found:
-            waiting = list(self._waiting(connection, request.numbers))
+            waiting = list(self.links.waiting(connection, request.numbers))
             all_pending = [a for a in waiting if a.request is request and a.ref is None]
             if not all_pending:
                 continue  # cancelled, or authorized already
@@ -127,18 +113,6 @@ class PeerRequests:
                 continue
             for pending in all_pending:
                 self._process(pending, refs[pending.number - request.number])
-
-    def is_waiting(self, pending: PendingRequest) -> bool:
-        """Return whether a request is pending on an open connection."""
-        link = self._links.get(pending.link.connection)
-        return link is pending.link and link.peer_requests.get(pending.number) is pending
-
-    def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[PendingRequest]:
-        link = self._links.get(connection)
-        for number in numbers if link is not None else ():
-            assert link is not None
-            if (pending := link.peer_requests.get(number)) is not None:
-                yield pending
 
     def _may_give_run(
         self,
@@ -261,7 +235,7 @@ class PeerRequests:
 
     def cache_read_failed(self, connection: Hashable, number: int) -> None:
         """Fetch a chunk that was to be given from the cache and could not be read."""
-        link = self._links.get(connection)
+        link = self.links.get(connection)
         given = link.given.pop(number, None) if link is not None else None
         if link is not None and given is not None and number not in link.peer_requests:
             pending = PendingRequest(link, given.request, number, given.deadline_s)
@@ -314,7 +288,7 @@ class PeerRequests:
 
     def answers_delivered(self, connection: Hashable, late_s: float) -> None:
         """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
-        if (link := self._links.get(connection)) is not None:
+        if (link := self.links.get(connection)) is not None:
             link.given.clear()
             self.uploads.answers_delivered(link, self._context.now, late_s)
             self._send_more()
@@ -338,8 +312,7 @@ class PeerRequests:
         if answer is not None:
             self._context.out.add_reply(pending.link.connection, answer)
         pending.data = None
-        if pending.link.peer_requests.pop(pending.number, None) is not None:
-            pending.link.receiver.requests -= 1
+        self.links.remove_request(pending)
 
     # Deadlines, cancellation, priority
 
@@ -352,7 +325,7 @@ class PeerRequests:
     def check_deadlines(self) -> None:
         """Refuse requests whose deadline passed; send keepalives for the others."""
         context, alive = self._context, []
-        for link in self._links.values():
+        for link in self.links:
             for pending in [a for a in link.peer_requests.values() if a.deadline_s <= context.now]:
                 is_held = pending.ref is not None and not pending.mode.reads_source
                 self._detach_request(pending)
@@ -368,15 +341,14 @@ class PeerRequests:
 
     def cancel_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Cancel requests."""
-        for pending in self._waiting(connection, numbers):
+        for pending in self.links.waiting(connection, numbers):
             self._detach_request(pending)
             self._end(pending)
 
     def connection_ended(self, connection: Hashable) -> None:
         """Cancel all requests of a connection that ended."""
-        link = self._links.pop(connection, None)
+        link = self.links.remove(connection)
         if link is not None:
-            link.receiver.links -= 1
             for pending in list(link.peer_requests.values()):
                 self._detach_request(pending)
                 self._end(pending)
@@ -385,20 +357,16 @@ class PeerRequests:
 
     def recover_from_fault(self) -> None:
         """Refuse requests that wait for nothing, and rebuild counters, after a fault."""
-        links, transfers = list(self._links.values()), self._context.transfers.values()
+        links, transfers = list(self.links), self._context.transfers.values()
         self.uploads.recount_uploads(links, self._context.now)
-        charged = collections.Counter(transfer.charged_to for transfer in transfers)
-        for receiver in self.receivers.values():
-            receiver.begun, receiver.requests = charged[receiver], 0
-        for link in links:
-            link.receiver.requests += len(link.peer_requests)
+        self.links.recount(collections.Counter(transfer.charged_to for transfer in transfers))
         for pending in [pending for link in links for pending in link.peer_requests.values()]:
             if pending.ref and not (self._transfer_of(pending) or self.uploads.is_waiting(pending)):
                 self._refuse(pending, Failure.UNREACHABLE)
 
     def raise_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Raise pending requests to PEER."""
-        for pending in self._waiting(connection, numbers):
+        for pending in self.links.waiting(connection, numbers):
             if pending.priority <= PEER:
                 continue
             is_in_line = pending.ref is not None and self.uploads.remove(pending)
@@ -412,9 +380,7 @@ class PeerRequests:
     def follow_table(self) -> None:
         """Forget hosts that must not be named any more, and idle requesters."""
         self.copies.follow_table()
-        for receiver in list(self.receivers.values()):
-            if not (receiver.links or receiver.begun):
-                del self.receivers[receiver.host]
+        self.links.drop_idle()
 
     def _detach_request(self, pending: PendingRequest) -> None:
         transfer = self._transfer_of(pending)

@@ -99,7 +99,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
 
 def priorities(giver):
     """Return the priorities of the peers' requests."""
-    links = giver.core.requests._links.values()
+    links = giver.core.requests.links
     return {pending.priority for link in links for pending in link.peer_requests.values()}
 
 

@@ -138,7 +138,7 @@ def test_lookup_that_ends_after_its_request_is_ignored(machine):
     look_up(machine, 1)
     machine.peer_disconnected("h2")
     machine.contents_looked_up("h2", found)
-    assert not machine.last and not machine.core.requests._links
+    assert not machine.last and not list(machine.core.requests.links)
 
 
 def test_request_in_lookup_counts_towards_limits_and_times_out():
@@ -265,7 +265,7 @@ def test_closed_connection_ends_its_requests(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     machine.peer_disconnected("h2")
-    (receiver,) = machine.core.requests.receivers.values()
+    (receiver,) = machine.core.requests.links.receivers.values()
     assert (receiver.requests, len(machine.core.requests)) == (0, 0)
     for read in [*machine.core.context.source_reads._ranges]:
         machine.source_ended(read, Failure.UNREACHABLE)

@@ -183,7 +183,7 @@ class Scene:
         uplink, lanes = requests.uploads, waiters.prefetch_limits
         receivers = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
-            for one in requests.receivers.values()
+            for one in requests.links.receivers.values()
         ]
         owed = [
             peer.host for peer in context.peers.list_peers() if peer.pending or peer.in_flight_bytes

@@ -35,7 +35,7 @@ def test_raised_priority_moves_a_peer_request_to_the_front(machine):
     order = [given.ref.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
     machine.answers_delivered(["h2", "h3"])
-    assert not any(vars_of(found) for found in machine.core.requests.receivers.values())
+    assert not any(vars_of(found) for found in machine.core.requests.links.receivers.values())
 
 
 def vars_of(receiver):
@@ -130,7 +130,7 @@ def test_bytes_sent_to_a_receiver_that_does_not_read_are_bounded(machine):
         machine.wait(1.0)
         given += given_bytes(machine)
     assert given <= 16 * 1024 * 1024 + one_machine.CHUNK and busy > 10_000
-    (receiver,) = machine.core.requests.receivers.values()
+    (receiver,) = machine.core.requests.links.receivers.values()
     assert receiver.requests <= machine.core.context.settings.requests_of_peer
     others = flood(machine, "h3", "h3", 100)  # other receivers are not affected
     for _ in range(50):
@@ -172,8 +172,8 @@ def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
         gave = [data_of(found.offset // one_machine.CHUNK) for found in refs]
         machine.source_read_progressed(read, list(enumerate(gave)))
         given += given_bytes(machine)
-    (receiver,) = machine.core.requests.receivers.values()
-    (link,) = machine.core.requests._links.values()
+    (receiver,) = machine.core.requests.links.receivers.values()
+    (link,) = machine.core.requests.links
     held = [pending for pending in link.peer_requests.values() if pending.data is not None]
     assert not given and len(link.peer_requests) == 400 and machine.core.requests.uploads._parked
     assert len(held) * one_machine.CHUNK <= upload_scheduler.UNDELIVERED_BYTES
@@ -192,8 +192,8 @@ def test_cancelled_requests_leave_the_upload_queue(machine):
     for at in range(0, 5000, 500):
         flood(machine, "c", "h2", 500, at)
         assert len(line) and len(line._parked)
-        machine.peer_cancelled("c", list(machine.core.requests._links["c"].peer_requests))
-        (receiver,) = machine.core.requests.receivers.values()
+        machine.peer_cancelled("c", list(machine.core.requests.links.get("c").peer_requests))
+        (receiver,) = machine.core.requests.links.receivers.values()
         assert not len(line) and not len(line._parked) and not vars_of(receiver)
 
 

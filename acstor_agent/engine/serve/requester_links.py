@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections with requests of peers, and the hosts that they belong to."""
+
+import collections
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from acstor_agent.engine import requester
+from acstor_common.model import ids
+
+
+class RequesterLinks:
+    """The connections, with the pending requests of each and their number per host."""
+
+    def __init__(self) -> None:
+        self.receivers: dict[ids.HostId, requester.Requester] = {}
+        self._links: dict[Hashable, requester.RequesterLink] = {}
+
+    def __iter__(self) -> Iterator[requester.RequesterLink]:
+        return iter(self._links.values())
+
+    def get(self, connection: Hashable) -> requester.RequesterLink | None:
+        """Return a connection, if a peer has sent requests on it."""
+        return self._links.get(connection)
+
+    def get_or_create(
+        self, connection: Hashable, host: ids.HostId, now: float
+    ) -> requester.RequesterLink:
+        """Return a connection for new requests; its keepalives begin with the first of them."""
+        link = self._links.get(connection)
+        if link is None:
+            receiver = self.receivers.get(host)
+            if receiver is None:
+                receiver = self.receivers[host] = requester.Requester(host)
+            link = self._links[connection] = requester.RequesterLink(connection, receiver)
+            receiver.links += 1
+        if not link.peer_requests:
+            link.alive_s = now
+        return link
+
+    def remove(self, connection: Hashable) -> requester.RequesterLink | None:
+        """Remove a connection; return it, if it is known."""
+        link = self._links.pop(connection, None)
+        if link is not None:
+            link.receiver.links -= 1
+        return link
+
+    def add_requests(self, all_pending: Sequence[requester.PendingRequest]) -> None:
+        """Add pending requests of one connection."""
+        link = all_pending[0].link
+        link.peer_requests.update([(pending.number, pending) for pending in all_pending])
+        link.receiver.requests += len(all_pending)
+
+    def remove_request(self, pending: requester.PendingRequest) -> None:
+        """Remove a request, if it is pending."""
+        if pending.link.peer_requests.pop(pending.number, None) is not None:
+            pending.link.receiver.requests -= 1
+
+    def is_waiting(self, pending: requester.PendingRequest) -> bool:
+        """Return whether a request is pending on an open connection."""
+        link = self._links.get(pending.link.connection)
+        return link is pending.link and link.peer_requests.get(pending.number) is pending
+
+    def waiting(
+        self, connection: Hashable, numbers: Iterable[int]
+    ) -> Iterator[requester.PendingRequest]:
+        """Yield those of a connection's requests that are pending."""
+        link = self._links.get(connection)
+        for number in numbers if link is not None else ():
+            assert link is not None
+            if (pending := link.peer_requests.get(number)) is not None:
+                yield pending
+
+    def recount(self, begun: collections.Counter[requester.Requester | None]) -> None:
+        """Rebuild the counters after a fault; ``begun``: transfers by the host charged for them."""
+        for receiver in self.receivers.values():
+            receiver.begun, receiver.requests = begun[receiver], 0
+        for link in self._links.values():
+            link.receiver.requests += len(link.peer_requests)
+
+    def drop_idle(self) -> None:
+        """Forget hosts without connections and transfers."""
+        for receiver in list(self.receivers.values()):
+            if not (receiver.links or receiver.begun):
+                del self.receivers[receiver.host]
