@@ -16,7 +16,6 @@ from typing import NamedTuple
 from typing import TypeVar
 
 import msgspec
-import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
@@ -25,6 +24,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import driver
 from acstor_agent.sources import keystone_auth
+from acstor_agent.sources import range_refusals
 from acstor_agent.sources import store_preference
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
@@ -45,7 +45,6 @@ RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
 STREAMS = 6  # concurrent whole downloads, on connections of their own
 STREAM_SILENCE_S = 30.0  # in a whole download, which must restart from the beginning
-NO_RANGES_S = 300.0  # until reads ask again for ranges that Glance did not serve
 _NEW = frozenset({image_record.ACTIVE})  # statuses of images to attach
 _IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})  # and of those in use
 ARTEFACTS = {
@@ -53,11 +52,6 @@ ARTEFACTS = {
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
 }
 CONVERTED = (artefacts.Kind.CONVERTED, artefacts.CONVERTED_VERSION)  # of other formats
-NO_RANGES = (
-    "the store that holds the image does no range reads (Glance answered {status}): only file and "
-    "cinder stores do. Where acstor-glance-gateway runs name the source gateway as well; or let "
-    "Glance copy the image to a file store (import method copy-image)"
-)
 NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "
     "projects need the role acstor-reader and its policies"
@@ -91,13 +85,6 @@ class BlobLocation(NamedTuple):
         return cls(image.id, image.size_bytes, image.os_hash)
 
 
-class NoRanges(NamedTuple):
-    """A blob of which Glance serves no ranges."""
-
-    until_s: float  # until then reads do not ask
-    why: str
-
-
 class GlanceSource(driver.Driver):
     """The images of a cloud's Glance; ``endpoint`` None: from the catalog."""
 
@@ -110,9 +97,9 @@ class GlanceSource(driver.Driver):
         endpoint: str | None = None,
         catalog: keystone_auth.Catalog = keystone_auth.DEFAULT_CATALOG,
         *,
-        no_ranges_s: float = NO_RANGES_S,
+        range_retry_s: float = range_refusals.RETRY_S,
     ) -> None:
-        self._session, self._endpoint, self._no_ranges_s = session, endpoint, no_ranges_s
+        self._session, self._endpoint = session, endpoint
         self._catalog = catalog
         limits = limits or http_pool.HttpLimits()
         self._link = http_pool.HttpPool(self.group_name, limits)
@@ -121,7 +108,7 @@ class GlanceSource(driver.Driver):
             self.group_name, dataclasses.replace(limits, connections=STREAMS, timeout_s=patient)
         )
         self._places = lru_table.LruTable[base.Blob, BlobLocation](PLACES_LIMIT)
-        self._no_ranges = lru_table.LruTable[base.Blob, NoRanges](PLACES_LIMIT)
+        self._range_refusals = range_refusals.RangeRefusals(range_retry_s)
         self._where = endpoint or "Glance"
         self._threads = blocking_threads.BlockingThreads(
             f"Keystone, for {self._where}", SIGN_IN_THREADS
@@ -197,9 +184,8 @@ class GlanceSource(driver.Driver):
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request; after 404 the next read looks the blob up again."""
         blob, what = run.blob, run.description
-        known = self._no_ranges.get(blob)
-        if known is not None and trio.current_time() < known.until_s:
-            raise errors.ChunkRefused(what, self._where, known.why)
+        if why := self._range_refusals.why_not_asked(blob):
+            raise errors.ChunkRefused(what, self._where, why)
         location = self._places.get_as_used(blob) or await self._find(blob, what, _IN_USE)
         if location.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
@@ -213,7 +199,7 @@ class GlanceSource(driver.Driver):
 
     def lacks_ranges(self, blob: base.Blob) -> bool:
         """Return whether Glance refused a range of a blob last time."""
-        return blob in self._no_ranges
+        return blob in self._range_refusals
 
     def cached_location(self, blob: base.Blob) -> BlobLocation | None:
         """Return the location of a blob from the last look-up."""
@@ -291,19 +277,14 @@ class GlanceSource(driver.Driver):
             if not why:
                 raise
             raise errors.ChunkRefused(what, error.where, why) from error
-        self._no_ranges.pop(blob, None)
+        self._range_refusals.clear_refusal(blob)
         return answer
 
     async def _why_refused(
         self, blob: base.Blob, location: BlobLocation, error: http_range.RangeRefused
     ) -> str:
         """Return what a refusal of a range means, and the remedy; empty: nothing to add."""
-        is_inside = error.range_request.offset + error.range_request.length <= location.size_bytes
-        if error.status not in (200, 400) and not (error.status == 416 and is_inside):
-            return ""
-        why = NO_RANGES.format(status=error.status)
-        self._no_ranges[blob] = NoRanges(trio.current_time() + self._no_ranges_s, why)
-        return why
+        return self._range_refusals.record_refusal(blob, location.size_bytes, error)
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> BlobLocation:
         self._places.pop(blob, None)

@@ -128,7 +128,7 @@ async def test_glance_without_ranges_is_asked_for_a_range_only_once(server):
 
 async def test_glance_is_asked_for_ranges_again_after_a_while(server):
     server.files[AT_GLANCE] = DATA
-    source = glance.GlanceSource(fake_glance.session(server.url), no_ranges_s=0.0)
+    source = glance.GlanceSource(fake_glance.session(server.url), range_retry_s=0.0)
     server.behaviours = [http_server.fine, http_server.status(400)]
     with pytest.raises(errors.ChunkRefused):
         await source.read(IMAGE, 0, 4)
