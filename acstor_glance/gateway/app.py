@@ -150,7 +150,10 @@ def _file(
     request, wanted = flask.request, _image_id(image_id)
     answer = flask.Response(mimetype="application/octet-stream")
     answer.headers["Accept-Ranges"], answer.headers["Cache-Control"] = "bytes", "no-store"
-    with _permitted(grants, wanted, "/file") as caller:
+    with (
+        _permitted(grants, wanted, "/file") as caller,
+        tracing.Span("acstor_range_read", image=wanted) as span,
+    ):
         image = reader.find_image(wanted, caller)
         if image.etag:
             answer.headers["ETag"] = image.etag
@@ -161,9 +164,8 @@ def _file(
             answer.content_length = image.size_bytes
             return answer
         wished, if_range = request.headers.get("Range", ""), request.headers.get("If-Range", "")
-        with tracing.Span("acstor_range_read", image=wanted) as span:
-            found = reader.read_range(image, wished, caller, if_range)
-            span.add_results(bytes=len(found.data))
+        found = reader.read_range(image, wished, caller, if_range)
+        span.add_results(bytes=len(found.data))
     answer.set_data(found.data)
     if not found.is_whole:
         answer.status_code = http.HTTPStatus.PARTIAL_CONTENT

@@ -26,7 +26,7 @@ from tests.lab import local
 from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
-LIFE_S = 280.0
+LIFE_S = 500.0
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
@@ -39,6 +39,7 @@ def booted(agent: agents.Agent, image_id: ids.ImageId, name: str) -> guest.Guest
     return guest.Guest(agent.host, disk)
 
 
+@pytest.mark.timeout(1500)
 def test_guest_boots_from_a_recorded_boot_image_while_its_worker_is_killed(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:

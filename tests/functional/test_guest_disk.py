@@ -14,13 +14,14 @@ from tests.lab import agents
 from tests.lab import guest
 from tests.lab import local
 
-LIFE_S = 280.0
+LIFE_S = 500.0
 pytestmark = [
     hosts.needs_fuse,
     hosts.needs_take_over,
 ]
 
 
+@pytest.mark.timeout(1500)
 def test_guest_boots_from_a_writable_disk_and_survives_a_killed_worker(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:
