@@ -41,6 +41,10 @@ TOKEN = "operators-token"
 WIDTH, HEIGHT = 1280, 900
 COLOURS = 256
 LEAST_FLOWS = 12
+ALL_LISTED = (
+    "[...document.querySelectorAll('#flows tbody tr')].every("
+    r"row => [0, 1].every(n => /^h\d+$/.test(row.cells[n].textContent)))"
+)
 PATIENCE_S = 90.0
 GUEST = """
 import mmap, os, random, sys, time
@@ -163,7 +167,8 @@ def _boot_in_waves(
     _refresh_until(browser, f'document.querySelector("{button}")')
     for number, agent in enumerate(running):
         guests.boot(agent, image_ids[number < half])
-    _refresh_until(browser, f"document.querySelectorAll('.flow').length >= {LEAST_FLOWS}")
+    flows = f"document.querySelectorAll('.flow').length >= {LEAST_FLOWS}"
+    _refresh_until(browser, f"{flows} && {ALL_LISTED}")  # no host's sample is late
     browser.click(button)
     browser.wait_for("document.querySelectorAll('#timeline table').length")
     browser.wait_for("document.querySelectorAll('#images tbody tr').length")
