@@ -135,9 +135,12 @@ def test_image_that_no_server_uses_is_read_only_when_an_operator_wants_it_on_hos
         first.agent.ctl("pre-seed", image_id)
     assert "no server uses this image" in f"{refused.value} {granted.parts.decision.log()}"
     assert nova_hosts.given(granted.gateway.log(), image_id, 206) == []
-    acstor_decision.openstack(
-        granted.lab, "admin", "image", "pre-seed", image_id, "--host", first.name
-    )
+    words = ("image", "pre-seed", image_id, "--host", first.name)
+
+    def is_asked() -> bool:
+        return acstor_decision.openstack(granted.lab, "admin", *words).returncode == 0
+
+    runs.wait_for(is_asked, 120, "a host that sends samples", granted.parts.decision.log)
 
     def is_there() -> bool:
         read = sum(nova_hosts.given(granted.gateway.log(), image_id, 206))
