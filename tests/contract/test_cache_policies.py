@@ -38,11 +38,11 @@ def make_slots(count: int) -> list[cache_slot.Slot]:
     ]
 
 
-def test_empty_order_has_no_first(order):
+def test_empty_order_has_no_victim(order):
     assert order.next_victim() is None
 
 
-def test_slot_that_is_demoted_is_the_first_until_it_is_used(order):
+def test_demoted_slot_is_the_next_victim_until_it_is_used(order):
     slots = make_slots(9)
     for slot in slots:
         order.add(slot)
@@ -59,7 +59,7 @@ def test_slot_that_is_demoted_is_the_first_until_it_is_used(order):
     assert sorted(given, key=id) == sorted(slots, key=id)
 
 
-def test_order_gives_each_slot_exactly_once(order):
+def test_order_returns_each_slot_exactly_once(order):
     slots = make_slots(20)
     for slot in slots:
         order.add(slot)
@@ -72,7 +72,7 @@ def test_order_gives_each_slot_exactly_once(order):
     assert len(given) == 20 and set(given) == set(slots)
 
 
-def test_slots_that_were_never_used_go_in_the_order_they_came(order):
+def test_unused_slots_are_evicted_in_order_of_insertion(order):
     slots = make_slots(5)
     for slot in slots:
         order.add(slot)
@@ -81,7 +81,7 @@ def test_slots_that_were_never_used_go_in_the_order_they_came(order):
         order.remove(slot)
 
 
-def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
+def test_parked_slot_may_be_used_and_reinserted(order):
     one, two = make_slots(2)
     order.add(one)
     order.add(two)
@@ -95,7 +95,7 @@ def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
     assert order.next_victim() is one
 
 
-async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_path):
+async def test_any_load_respects_the_limit_and_returns_correct_bytes(policy, tmp_path):
     dice = random.Random(policy.__name__)
     chunks = [dice.randbytes(dice.choice(SIZES)) for _ in range(120)]
     content = {ids.cid_of(chunk): chunk for chunk in chunks}
@@ -121,7 +121,7 @@ async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_
     assert on_disk == cache.statistics.disk_bytes <= LIMIT_BYTES
 
 
-async def test_boot_chunks_outlive_a_flood_of_borrowed_ones(policy, tmp_path):
+async def test_boot_chunks_survive_a_flood_of_borrowed_chunks(policy, tmp_path):
     cache = cache_files.CacheFiles.open(tmp_path, 1 << 20, 1 << 20, policy)
     boot = [bytes([i]) * 65536 for i in range(1, 6)]
     for chunk in boot:

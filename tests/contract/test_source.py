@@ -184,7 +184,7 @@ async def source(request, tmp_path, nursery) -> AsyncIterator[base.Source]:
     ("offset", "length"),
     [(0, 1), (0, SIZE), (SIZE - 1, 1), (65_536, 65_536), (12_345, 99_999), (0, 1_000)],
 )
-async def test_any_range_is_exactly_what_is_stored(source, offset, length):
+async def test_any_range_equals_the_stored_bytes(source, offset, length):
     data = await source.read(IMAGE, offset, length)
     assert type(data) is bytes
     assert data == BLOBS[IMAGE][offset : offset + length]
@@ -207,19 +207,19 @@ async def told_of(source, blob, pieces):
 
 
 @pytest.mark.parametrize("order", [CHUNKS, CHUNKS[::-1], CHUNKS[::2], [CHUNKS[1]] * 3, []])
-async def test_many_pieces_are_exactly_what_is_stored(source, order):
+async def test_many_pieces_equal_the_stored_bytes(source, order):
     outcomes = await told_of(source, IMAGE, order)
     assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in order]
 
 
-async def test_pieces_of_any_length_are_exactly_what_is_stored(source):
+async def test_pieces_of_any_length_equal_the_stored_bytes(source):
     starts = [0, 1, 4096, 70_000, 70_001, 299_999, SIZE]
     pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
     outcomes = await told_of(source, IMAGE, pieces)
     assert b"".join(outcomes) == BLOBS[IMAGE]
 
 
-async def test_wrong_piece_is_invalid_and_harms_none_beside_it(source):
+async def test_corrupt_piece_is_invalid_and_its_neighbours_are_returned(source):
     pieces = [piece._replace(content=WRONG) if n == 2 else piece for n, piece in enumerate(CHUNKS)]
     outcomes = await told_of(source, IMAGE, pieces)
     invalid = outcomes.pop(2)
@@ -229,7 +229,7 @@ async def test_wrong_piece_is_invalid_and_harms_none_beside_it(source):
     assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in pieces]
 
 
-async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(source):
+async def test_piece_past_the_end_is_missing_and_its_neighbours_are_returned(source):
     past = [base.BlobPiece(SIZE, 5), base.BlobPiece(SIZE + 5, 10_000)]
     *good, first, second = await told_of(source, IMAGE, [*CHUNKS, *past])
     assert b"".join(good) == BLOBS[IMAGE]
@@ -244,12 +244,12 @@ async def test_each_piece_of_an_absent_blob_is_missing(source):
 @pytest.mark.parametrize(
     "piece", [base.BlobPiece(-1, 10), base.BlobPiece(0, -1), base.BlobPiece(5, 0)]
 )
-async def test_piece_that_is_none_is_a_bug_of_the_caller(source, piece):
+async def test_invalid_piece_is_a_bug_of_the_caller(source, piece):
     with pytest.raises(errors.LocalProtocolError, match=IMAGE.file_name):
         await source.read_pieces(base.PieceRequest(IMAGE, [CHUNKS[0], piece], lambda answers: None))
 
 
-async def test_who_is_cancelled_is_told_no_more(source):
+async def test_cancelled_caller_receives_no_more_pieces(source):
     told = []
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -260,12 +260,12 @@ async def test_who_is_cancelled_is_told_no_more(source):
 
 
 @pytest.mark.parametrize("blob", BLOBS)
-async def test_size_is_that_of_the_blob(source, blob):
+async def test_size_equals_the_size_of_the_blob(source, blob):
     assert await source.size_bytes(blob) == len(BLOBS[blob])
 
 
 @pytest.mark.parametrize("blob", BLOBS)
-async def test_look_shows_the_same_as_long_as_the_blob_is(source, blob):
+async def test_found_blob_has_a_stable_and_distinct_version(source, blob):
     first = await source.find_blob(blob)
     assert first.size_bytes == len(BLOBS[blob])
     await source.read(IMAGE, 0, 1)
@@ -273,7 +273,7 @@ async def test_look_shows_the_same_as_long_as_the_blob_is(source, blob):
     assert first not in {await source.find_blob(other) for other in BLOBS if other != blob}
 
 
-async def test_look_at_an_absent_blob_shows_nothing(source):
+async def test_absent_blob_is_not_found(source):
     with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
         await source.find_blob(ABSENT)
 
@@ -282,7 +282,7 @@ async def test_image_and_chunk_map_are_different_blobs(source):
     assert await source.read(CHUNK_MAP, 0, 5_000) == BLOBS[CHUNK_MAP]
 
 
-async def test_right_cid_changes_nothing(source):
+async def test_matching_cid_returns_the_bytes(source):
     chunk = BLOBS[IMAGE][:65_536]
     assert await source.read(IMAGE, 0, 65_536, ids.Content(ids.cid_of(chunk))) == chunk
 
@@ -290,13 +290,13 @@ async def test_right_cid_changes_nothing(source):
 @pytest.mark.parametrize(
     ("offset", "length"), [(SIZE, 1), (SIZE - 1, 2), (0, SIZE + 1), (SIZE + 4096, 4096)]
 )
-async def test_range_past_the_end_is_missing_and_named(source, offset, length):
+async def test_range_past_the_end_is_missing_with_its_name(source, offset, length):
     with pytest.raises(errors.ChunkMissing) as caught:
         await source.read(IMAGE, offset, length)
     assert f"{IMAGE.file_name} bytes {offset}-{offset + length - 1}" in str(caught.value)
 
 
-async def test_absent_blob_is_missing_and_named(source):
+async def test_absent_blob_is_missing_with_its_name(source):
     with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
         await source.read(ABSENT, 0, 10)
     with pytest.raises(errors.ChunkMissing, match=ABSENT.file_name):
@@ -304,7 +304,7 @@ async def test_absent_blob_is_missing_and_named(source):
 
 
 @pytest.mark.parametrize("blob", [IMAGE, ABSENT])
-async def test_read_of_nothing_is_nothing_wherever_it_is(source, blob):
+async def test_empty_range_returns_no_bytes_at_any_offset(source, blob):
     assert await source.read(blob, 10 * SIZE, 0) == b""
 
 
@@ -314,7 +314,7 @@ async def test_negative_range_is_a_bug_of_the_caller(source, offset, length):
         await source.read(IMAGE, offset, length)
 
 
-async def test_many_tasks_read_at_once(source):
+async def test_many_tasks_read_concurrently(source):
     rng = random.Random(4)
     wrong = []
 
@@ -331,7 +331,7 @@ async def test_many_tasks_read_at_once(source):
     assert wrong == []
 
 
-async def test_cancelled_readers_harm_nobody(source):
+async def test_cancelled_readers_do_not_disturb_others(source):
     rng = random.Random(5)
     served = []
 
@@ -350,7 +350,7 @@ async def test_cancelled_readers_harm_nobody(source):
         assert await source.read(IMAGE, 0, SIZE) == BLOBS[IMAGE]
 
 
-async def test_error_of_one_reader_harms_nobody(source):
+async def test_error_of_one_reader_does_not_disturb_others(source):
     outcomes = {}
 
     async def read(offset):
@@ -368,6 +368,6 @@ async def test_error_of_one_reader_harms_nobody(source):
     assert isinstance(outcomes[SIZE + 1_000_000], errors.ChunkMissing)
 
 
-async def test_place_is_said_in_words(source):
+async def test_location_is_described_in_words(source):
     assert source.location
     assert source.max_concurrent_reads >= 1

@@ -125,13 +125,13 @@ def boot(server_id: str, reads: int) -> boot_timeline.Timeline:
 class Suite:
     """The contract tests; a subclass provides the fixture ``store``."""
 
-    def test_migrations_make_what_the_models_say(self, store: database.Database) -> None:
+    def test_migrations_create_the_tables_of_the_models(self, store: database.Database) -> None:
         with store.engine().connect() as link:
             options = {"compare_server_default": True}
             context = migration.MigrationContext.configure(link, opts=options)
             assert autogenerate.compare_metadata(context, models.Base.metadata) == []
 
-    def test_upgrade_makes_the_tables_and_keeps_their_rows(self, store: database.Database) -> None:
+    def test_upgrade_creates_tables_and_keeps_rows(self, store: database.Database) -> None:
         with store.engine().begin() as link:
             models.Base.metadata.drop_all(link)
             link.execute(sa.text("drop table alembic_version"))
@@ -142,7 +142,7 @@ class Suite:
         store.upgrade()
         assert [host.host for host in store.list_hosts()] == ["h1"]
 
-    def test_failures_of_checkpoints_are_noted_and_forgotten_by_many_at_once(
+    def test_checkpoint_failures_are_recorded_and_deleted_concurrently(
         self, store: database.Database
     ) -> None:
         hosts, rounds, done = [f"h{n}" for n in range(1, 7)], range(9), list[int]()
@@ -162,11 +162,11 @@ class Suite:
         store.delete_stale(2008.5 + checkpoint_failure_queries.KEPT_S)
         assert store.checkpoint_failures(0) == {}
 
-    def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
+    def test_new_database_has_no_epochs(self, store: database.Database) -> None:
         assert store.latest_epoch() == 0
         assert store.list_rings(limit=5) == [] and store.get_ring(1) is None
 
-    def test_a_table_comes_out_as_it_went_in(self, store: database.Database) -> None:
+    def test_stored_table_is_read_back_unchanged(self, store: database.Database) -> None:
         long = json.dumps({"hosts": "x" * 3_000_000})
         new = publication(1 << 61, overloaded=("h1", "h2"), table=long)
         store.store_ring(new, kept=10)
@@ -174,7 +174,7 @@ class Suite:
         assert store.get_ring(1 << 61) == new
         assert store.list_rings(limit=5) == [new._replace(table=None)]
 
-    def test_epochs_never_go_back(self, store: database.Database) -> None:
+    def test_epochs_never_decrease(self, store: database.Database) -> None:
         store.store_ring(publication(5), kept=10)
         for epoch in (4, 5):
             with pytest.raises(ring_queries.EpochTaken, match=f"epoch {epoch}"):
@@ -183,13 +183,13 @@ class Suite:
         assert [ring.epoch for ring in store.list_rings(limit=9)] == [6, 5]
         assert [ring.epoch for ring in store.list_rings(limit=9, at_most=5)] == [5]
 
-    def test_tables_beyond_those_kept_are_forgotten(self, store: database.Database) -> None:
+    def test_tables_beyond_the_retention_are_deleted(self, store: database.Database) -> None:
         for epoch in range(1, 8):
             store.store_ring(publication(epoch), kept=3)
         assert [ring.epoch for ring in store.list_rings(limit=9)] == [7, 6, 5]
         assert store.get_ring(2) is None
 
-    def test_of_many_with_one_epoch_one_is_first(self, store: database.Database) -> None:
+    def test_one_of_many_concurrent_writers_gets_an_epoch(self, store: database.Database) -> None:
         ready, outcomes = threading.Barrier(4), []
 
         def race(name: str) -> None:
@@ -208,7 +208,7 @@ class Suite:
         [winner] = [name for name in outcomes if name]
         assert len(outcomes) == 4 and store.list_rings(limit=9)[0].instance == winner
 
-    def test_samples_are_noted_and_drains_outlive_them(self, store: database.Database) -> None:
+    def test_later_samples_keep_a_drain(self, store: database.Database) -> None:
         assert not store.set_drained("h1", True)
         store.record_samples({h: (sample(h), 1) for h in ("h2", "h1")})
         assert [host.host for host in store.list_hosts()] == ["h1", "h2"]
@@ -224,7 +224,7 @@ class Suite:
         assert store.set_drained("h1", False)
         assert store.list_drained() == frozenset() and store.get_host("nobody") is None
 
-    def test_images_are_what_hosts_told_last(self, store: database.Database) -> None:
+    def test_images_follow_the_latest_report_of_each_host(self, store: database.Database) -> None:
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
         whole = decision_messages.HeldImage(
             size_bytes=9,
@@ -259,7 +259,7 @@ class Suite:
         assert store.get_image(ids[0], 1000.9) == store.get_image(ids[0], 0)
         assert store.list_images("", 9, 1002.0) == []
 
-    def test_who_uses_an_image_is_told_from_who_has_all_of_it(
+    def test_hosts_using_an_image_and_hosts_caching_all_of_it_are_distinct(
         self, store: database.Database
     ) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -280,9 +280,7 @@ class Suite:
         assert [image_queries.fill_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, True]
 
-    def test_listeners_are_remembered_until_one_reports_a_day_later(
-        self, store: database.Database
-    ) -> None:
+    def test_listeners_expire_when_one_reports_a_day_later(self, store: database.Database) -> None:
         for name, now_s in (("c1", 100.0), ("c2", 200.0), ("c1", 300.0)):
             assert store.record_listener(name, now_s)
         known = [(one.listener, one.reported_s) for one in store.list_listeners()]
@@ -290,7 +288,7 @@ class Suite:
         assert store.record_listener("c1", 250.0 + listener_queries.KEPT_S)
         assert [one.listener for one in store.list_listeners()] == ["c1"]
 
-    def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
+    def test_image_is_needed_if_a_host_uses_it_and_lacks_chunks(
         self, store: database.Database
     ) -> None:
         assert store.needed_images(0, 0, 9) == ([], True, None, None, 0)
@@ -317,7 +315,7 @@ class Suite:
         store.record_samples({"h2": (sample("h2", 3000.0, images={}), 0)})
         assert store.needed_images(1500, 0, 9) == ([], True, 3000.0, 1000.0, 0)
 
-    def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
+    def test_revoked_host_needs_no_image(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_messages.HeldImage(fill=FILLING)}
         store.record_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
@@ -326,7 +324,7 @@ class Suite:
             assert store.needed_images(0, 0, 9).image_ids == needed
         assert store.needed_images(0, 0, 9).heard_s is None
 
-    def test_image_is_grantable_for_an_hour_or_while_a_host_lacks_bytes_of_it(
+    def test_image_is_grantable_for_an_hour_or_while_a_host_lacks_chunks(
         self, store: database.Database
     ) -> None:
         named, needed = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(2))
@@ -348,7 +346,7 @@ class Suite:
         store.record_samples({"h1": (sample("h1", late_s, images=held), 0)})
         assert not store.is_grantable(needed, late_s)
 
-    def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
+    def test_images_of_silent_hosts_are_deleted(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_messages.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
@@ -359,7 +357,7 @@ class Suite:
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
         assert [host.host for host in store.list_hosts()] == ["h1", "h2"]
 
-    def test_what_silent_hosts_told_of_checkpoints_is_forgotten(
+    def test_checkpoint_failures_of_silent_hosts_are_deleted(
         self, store: database.Database
     ) -> None:
         failing = (checkpoint_messages.Failing("", "full"),)
@@ -370,7 +368,7 @@ class Suite:
         store.delete_stale(1000.5 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h2"}
 
-    def test_last_boot_of_a_server_is_kept_for_each_host_for_a_while(
+    def test_last_boot_of_a_server_is_kept_per_host_until_it_expires(
         self, store: database.Database
     ) -> None:
         for host, sent_s, reads in (("h1", 1000.0, 1), ("h2", 2000.0, 2), ("h1", 3000.0, 3)):
@@ -385,7 +383,7 @@ class Suite:
         store.delete_stale(2000.5 + boot_queries.KEPT_S)
         assert [row.host for row in store.list_boots(SERVER)] == ["h1"]
 
-    def test_boots_that_a_host_tells_of_are_bounded(self, store: database.Database) -> None:
+    def test_boots_per_host_are_bounded(self, store: database.Database) -> None:
         each = decision_messages.MAX_BOOTS
         servers = [
             f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boot_queries.KEPT_OF_HOST + each)
@@ -398,9 +396,7 @@ class Suite:
         assert kept == servers[each:]
         assert [row.host for row in store.list_boots(servers[0])] == ["h2"], "another host's stay"
 
-    def test_hosts_that_exchange_chunks_are_the_busiest_first(
-        self, store: database.Database
-    ) -> None:
+    def test_exchanging_hosts_are_listed_busiest_first(self, store: database.Database) -> None:
         most = decision_messages.MAX_NUMBER
         for host, received, sent in (("h1", 1, 2), ("h2", 0, 0), ("h3", 9, 0), ("h4", most, most)):
             chunks = decision_messages.TrafficBytes(received, sent)
@@ -410,7 +406,7 @@ class Suite:
         assert [row.host for row in store.list_exchanging(2, 500.0)] == ["h4", "h3"]
         assert store.list_exchanging(9, 2000.0) == []
 
-    def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
+    def test_sums_of_forged_huge_images_do_not_overflow(self, store: database.Database) -> None:
         most = decision_messages.MAX_NUMBER
         huge = decision_messages.HeldImage(
             size_bytes=most,
@@ -423,7 +419,7 @@ class Suite:
         [found] = store.list_images("", 9, 0)
         assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
 
-    def test_tasks_are_kept_until_hosts_speak_of_them(self, store: database.Database) -> None:
+    def test_tasks_are_kept_until_hosts_acknowledge_them(self, store: database.Database) -> None:
         image_id, other_id = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in (1, 2))
         first, second, other = (
             decision_messages.ImageTask(
@@ -453,7 +449,7 @@ class Suite:
         assert store.unacknowledged_tasks(10.5) == []
         assert store.unacknowledged_tasks(0) == []
 
-    def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
+    def test_traffic_is_kept_until_it_expires(self, store: database.Database) -> None:
         for second in range(10):
             store.record_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")})
         assert len(store.list_traffic(0)) == 20
@@ -466,14 +462,14 @@ class Suite:
             (9.0, "h2"),
         ]
 
-    def test_what_two_leaders_note_is_there_once(self, store: database.Database) -> None:
+    def test_records_of_two_leaders_are_stored_once(self, store: database.Database) -> None:
         for epoch in (7, 8):
             both = {h: (sample(h, 5.0, ring_epoch=epoch), 0) for h in ("h1", "h2")}
             store.record_samples(both)
         assert len(store.list_traffic(0)) == 2
         assert {host.ring_epoch for host in store.list_hosts()} == {8}
 
-    def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
+    def test_concurrent_writers_lose_no_row(self, store: database.Database) -> None:
         """Take rows in various orders, which MariaDB answers with deadlocks."""
         hosts = [f"h{n}" for n in range(1, 13)]
         store.record_samples({h: (sample(h), 0) for h in hosts})
@@ -507,7 +503,9 @@ class Suite:
         assert store.list_drained() == set(hosts)
         assert {host.seen_s for host in store.list_hosts()} == {2014.0}
 
-    def test_of_many_that_start_together_one_makes_the_key(self, store: database.Database) -> None:
+    def test_one_of_many_concurrent_instances_creates_the_key(
+        self, store: database.Database
+    ) -> None:
         found: list[tuple[int, str]] = []
         together = threading.Barrier(6)
 
@@ -526,7 +524,9 @@ class Suite:
         assert [row.trusted_until_s for row in store.authority_keys("ca")] == [None, 99.0, 77.0]
         assert store.authority_keys("signer") == []
 
-    def test_of_many_that_enrol_one_host_one_is_first(self, store: database.Database) -> None:
+    def test_one_of_many_concurrent_enrolments_of_a_host_succeeds(
+        self, store: database.Database
+    ) -> None:
         taken: list[str] = []
         together = threading.Barrier(6)
 
@@ -544,18 +544,22 @@ class Suite:
         assert len(taken) == 1 and store.get_enrolment("h1").user_id == taken[0]  # type: ignore[union-attr]
         assert len(store.list_enrolments()) == 1
 
-    def test_refused_enrolments_are_counted_by_all_together(self, store: database.Database) -> None:
+    def test_refused_enrolments_are_counted_across_instances(
+        self, store: database.Database
+    ) -> None:
         run(lambda number: store.count_refused("wait" if number else "no_room"), 6)
         assert store.refused_enrolments() == {"wait": 5, "no_room": 1}
 
-    def test_a_host_is_forgotten_with_all_that_it_told(self, store: database.Database) -> None:
+    def test_forgotten_host_loses_all_its_rows(self, store: database.Database) -> None:
         store.change_enrolment("h1", lambda _: models.Enrolment(host="h1", state="waiting"))
         store.record_samples({"h1": (sample("h1"), 0)})
         assert store.forget_host("h1", lambda _: False)
         assert (store.get_host("h1"), store.get_enrolment("h1")) == (None, None)
         assert not store.forget_host("h1", lambda _: False)
 
-    def test_what_fails_leaves_an_enrolment_as_it_was(self, store: database.Database) -> None:
+    def test_failed_transaction_leaves_an_enrolment_unchanged(
+        self, store: database.Database
+    ) -> None:
         def fail(row: models.Enrolment | None) -> models.Enrolment:
             if row is not None:
                 row.state = "revoked"

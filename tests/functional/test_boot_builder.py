@@ -66,7 +66,7 @@ def build(
     return summary, list(head.trace)
 
 
-def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
+def test_image_of_zeros_does_not_boot(tmp_path):
     image, image_map = prepared(tmp_path, bytes(4 * MIB))
     with pytest.raises(errors.BootFailed, match="it does not boot"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
@@ -81,7 +81,7 @@ def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
     ],
     ids=["random", "partitions-only"],
 )
-def test_image_without_a_boot_loader_has_none_of_what_the_firmware_looked_at(tmp_path, data):
+def test_image_without_a_boot_loader_gets_no_boot_image(tmp_path, data):
     image, image_map = prepared(tmp_path, data)
     began_s = time.monotonic()
     with pytest.raises(errors.BootFailed, match=r"no boot loader that the firmware \(bios\)"):
@@ -90,27 +90,27 @@ def test_image_without_a_boot_loader_has_none_of_what_the_firmware_looked_at(tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_image_that_reads_for_ever_is_stopped_when_it_has_read_too_much(tmp_path):
+def test_endless_reads_of_a_guest_stop_at_the_read_limit(tmp_path):
     limits = dataclasses.replace(LIMITS, boot_bytes=2 * MIB)
     data = boot_sectors.image(boot_sectors.READ_FOREVER, 16 * MIB)
     summary, trace = build(tmp_path, data, limits)
     assert (summary.end, trace) == ("full", list(range(32)))
 
 
-def test_image_that_takes_too_long_is_stopped(tmp_path):
+def test_build_stops_at_its_time_limit(tmp_path):
     limits = dataclasses.replace(LIMITS, longest_s=20.0, idle_s=60.0)
     summary, trace = build(tmp_path, boot_sectors.image(boot_sectors.HANG, 4 * MIB), limits)
     assert (summary.end, trace[0]) == ("time", 0)
 
 
-def test_image_that_writes_for_ever_fills_no_more_than_its_share(tmp_path):
+def test_endless_writes_of_a_guest_stop_at_the_write_limit(tmp_path):
     limits = dataclasses.replace(LIMITS, written_bytes=2 * MIB, idle_s=8.0)
     data = boot_sectors.image(boot_sectors.WRITE_FOREVER, 64 * MIB)
     summary, _ = build(tmp_path, data, limits)
     assert summary.end in ("ended", "idle")  # killed by its limit, or its writes fail
 
 
-def test_image_that_is_not_the_one_of_its_chunk_map_is_refused(tmp_path):
+def test_image_that_differs_from_its_chunk_map_is_refused(tmp_path):
     image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.HANG, 4 * MIB))
     data = bytearray(image.read_bytes())
     data[300] ^= 1
@@ -158,7 +158,7 @@ def qemu_of(pid: int) -> int | None:
 
 
 @needs_uefi
-def test_uefi_reads_an_image_that_it_cannot_boot_and_gives_up(tmp_path):
+def test_uefi_gives_up_on_an_image_that_it_cannot_boot(tmp_path):
     image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.RESET, 4 * MIB))
     patient = dataclasses.replace(
         UEFI["limits"], idle_s=60.0
@@ -168,7 +168,7 @@ def test_uefi_reads_an_image_that_it_cannot_boot_and_gives_up(tmp_path):
     assert not (tmp_path / "out").exists()  # and the BIOS would have run what ends QEMU
 
 
-def test_uefi_that_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_missing_uefi_firmware_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(boot_guest, "UEFI_FIRMWARE", tmp_path / "nowhere.fd")
     image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.RESET, 4 * MIB))
     with pytest.raises(errors.Unusable, match=r"nowhere.fd: it is not installed.*Install ovmf"):
@@ -186,7 +186,7 @@ def wait_for(find, deadline_s: float = 60.0):
 
 @needs_uefi
 @pytest.mark.timeout(1200)
-def test_image_that_only_uefi_boots_gets_its_boot_image_from_uefi(
+def test_uefi_only_image_gets_its_boot_image_from_uefi(
     tmp_path: pathlib.Path, lab_image: guest_image.GuestImage
 ):
     """Build, show and verify by the command, as an operator does."""

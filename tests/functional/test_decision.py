@@ -259,7 +259,7 @@ def reading(cloud: Cloud) -> Iterator[None]:
     assert failures == []
 
 
-def test_hosts_join_by_themselves_with_even_shares(cloud: Cloud) -> None:
+def test_hosts_join_with_even_shares(cloud: Cloud) -> None:
     assert cloud.table() == {"h1": 100, "h2": 100, "h3": 100}
     rows = cloud.query("SELECT host, address, location, link_bytes_s FROM hosts ORDER BY host")
     assert rows == [
@@ -280,7 +280,7 @@ def stranger(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
     cfg.CONF.reset()
 
 
-def test_who_asks_for_the_table_gets_the_one_in_force(cloud: Cloud, stranger: Any) -> None:
+def test_get_ring_returns_the_table_in_force(cloud: Cloud, stranger: Any) -> None:
     told = decision_messages.decode(stranger.call({}, "get_ring"), decision_messages.RingTable)
     assert set(cloud.epochs().values()) == {told.epoch}
     assert [host.host for host in hash_ring.decode(told.table.encode(), "table").hosts] == list(
@@ -288,7 +288,7 @@ def test_who_asks_for_the_table_gets_the_one_in_force(cloud: Cloud, stranger: An
     )
 
 
-def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any) -> None:
+def test_malformed_and_forged_samples_are_refused(cloud: Cloud, stranger: Any) -> None:
     before, leader = cloud.epochs(), cloud.instances[0]
     to_all = stranger.prepare(fanout=True)
     forged = msgspec.structs.replace(
@@ -317,7 +317,7 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
     assert cloud.epochs() == before
 
 
-def test_an_enrolled_host_lies_about_itself_and_about_nobody_else(
+def test_enrolled_host_can_lie_about_itself_only(
     cloud: Cloud, stranger: Any, tmp_path: pathlib.Path
 ) -> None:
     """A compromised host: it has a certificate, so its own samples are believed."""
@@ -348,9 +348,7 @@ def test_an_enrolled_host_lies_about_itself_and_about_nobody_else(
     assert address == at_h1
 
 
-def test_a_table_that_anybody_publishes_on_the_broker_is_not_taken(
-    cloud: Cloud, stranger: Any
-) -> None:
+def test_forged_table_on_the_broker_is_refused(cloud: Cloud, stranger: Any) -> None:
     before = cloud.epochs()
     hosts_ = (hash_ring.RingHost("h3", f"10.0.0.3:{agents.PEER_PORT}", 100),)
     text = hash_ring.encode(hash_ring.Ring(before["h1"] + 5, hosts_)).decode()
@@ -365,7 +363,7 @@ def test_a_table_that_anybody_publishes_on_the_broker_is_not_taken(
     assert cloud.epochs() == before
 
 
-def test_a_revoked_host_leaves_the_table_at_once_and_comes_back_when_it_enrols_anew(
+def test_revoked_host_leaves_the_table_at_once_and_rejoins_after_enrolment(
     cloud: Cloud,
 ) -> None:
     leader, agent = cloud.instances[0], cloud.agents["h3"]
@@ -388,7 +386,7 @@ def test_a_revoked_host_leaves_the_table_at_once_and_comes_back_when_it_enrols_a
         cloud.change("enable", host)
 
 
-def test_a_burst_of_one_collection_moves_nothing(cloud: Cloud) -> None:
+def test_burst_of_one_collection_moves_no_v_node(cloud: Cloud) -> None:
     before = cloud.newest()
     h1, h2, _ = cloud.net.hosts
     with traffic.flow(h1, h2, 0.95 * LINK_MBIT, seconds=BURST_S):
@@ -412,7 +410,7 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
     assert len(published) <= 3, "one for each end of the link, and one when both are known"
 
 
-def test_each_rack_takes_one_copy_and_the_cloud_reads_once(cloud: Cloud) -> None:
+def test_each_rack_fetches_one_copy_and_the_source_is_read_once(cloud: Cloud) -> None:
     image = cloud.images.add(local.random_bytes(4 << 20, seed=7))
     wait(lambda: not cloud.places(), "the usual ways, after those past the load", cloud.logs)
     assert cloud.thresholds() == {NEAR}
@@ -425,7 +423,7 @@ def test_each_rack_takes_one_copy_and_the_cloud_reads_once(cloud: Cloud) -> None
     assert source_now - source_before < 8 << 20, "it was not read once for each rack"
 
 
-def test_busy_switches_keep_what_homes_ask_for_beneath_them(cloud: Cloud) -> None:
+def test_busy_switches_keep_requests_of_homes_below_them(cloud: Cloud) -> None:
     cloud.say_switches(2)
     with reading(cloud):
         wait(lambda: cloud.thresholds() == {(1, 2)}, "thresholds", cloud.logs)
@@ -433,7 +431,7 @@ def test_busy_switches_keep_what_homes_ask_for_beneath_them(cloud: Cloud) -> Non
         wait(lambda: cloud.thresholds() == {NEAR}, "the usual thresholds", cloud.logs)
 
 
-def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> None:
+def test_drained_host_owns_no_chunk_until_it_is_enabled(cloud: Cloud) -> None:
     cloud.change("drain", "h2")
     assert cloud.table()["h2"] == 0
     with reading(cloud):
@@ -441,7 +439,7 @@ def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> N
     assert cloud.table()["h2"] == 100
 
 
-def test_a_leader_that_is_killed_is_followed_by_the_other_and_reads_go_on(cloud: Cloud) -> None:
+def test_standby_leads_after_the_leader_is_killed_and_reads_continue(cloud: Cloud) -> None:
     one, two = cloud.instances
     assert one.leads() and not two.leads()
     with reading(cloud):
@@ -453,7 +451,7 @@ def test_a_leader_that_is_killed_is_followed_by_the_other_and_reads_go_on(cloud:
     one.start()
 
 
-def test_a_broker_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud) -> None:
+def test_reads_continue_and_tables_follow_after_the_broker_restarts(cloud: Cloud) -> None:
     before = cloud.epochs()
     with reading(cloud):
         cloud.rabbit.kill()
@@ -464,7 +462,7 @@ def test_a_broker_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud) 
     cloud.change("enable", "h3")
 
 
-def test_a_database_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud) -> None:
+def test_reads_continue_and_tables_follow_after_the_database_restarts(cloud: Cloud) -> None:
     before = cloud.epochs()
     with reading(cloud):
         cloud.maria.kill()
@@ -480,7 +478,7 @@ def test_a_database_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud
 
 
 @hosts.needs_take_over
-def test_a_worker_that_starts_without_the_broker_goes_on_with_the_last_table(cloud: Cloud) -> None:
+def test_worker_started_without_the_broker_uses_the_last_table(cloud: Cloud) -> None:
     before, table = cloud.epochs(), cloud.table()
     agent = cloud.agents["h1"]
     killed = agent.worker_pid()
@@ -496,7 +494,7 @@ def test_a_worker_that_starts_without_the_broker_goes_on_with_the_last_table(clo
     cloud.change("enable", "h1")
 
 
-def test_guests_are_served_while_an_agent_that_ends_waits_for_a_broker_that_hangs(
+def test_stopping_agent_serves_guests_while_it_waits_for_a_hung_broker(
     cloud: Cloud,
 ) -> None:
     agent, data = cloud.agents["h3"], local.random_bytes(4 << 20, seed=41)

@@ -105,7 +105,7 @@ def impostor(
     return server_threads.beside(send)
 
 
-def test_only_proven_addresses_are_published_and_a_changed_one_is_proven_again(
+def test_only_verified_addresses_are_published_and_changes_are_verified(
     cloud: Cloud, tmp_path: pathlib.Path
 ) -> None:
     internal = f"{cloud.net.source.address}:{image_server.PORT}"

@@ -53,7 +53,7 @@ def client(lab: cloud.Cloud, user: str) -> adapter.Adapter:
     return adapter.Adapter(session, service_type=acstor_decision.SERVICE_TYPE)
 
 
-def test_admins_see_and_change_hosts_and_others_do_not(keystone_glance, served, store):
+def test_only_admins_see_and_change_hosts(keystone_glance, served, store):
     admin = client(keystone_glance, "admin")
     assert [host["host"] for host in admin.get("/v1/hosts").json()["hosts"]] == [
         "h0000",
@@ -71,14 +71,14 @@ def test_admins_see_and_change_hosts_and_others_do_not(keystone_glance, served, 
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Auth-Token": "forged"}, {"X-Roles": "admin"}])
-def test_without_a_token_nobody_gets_in_whatever_he_claims(headers, served, keystone_glance):
+def test_requests_without_a_valid_token_are_refused(headers, served, keystone_glance):
     session = accounts.session(keystone_glance.keystone.auth_url, "admin")
     with pytest.raises(exceptions.Unauthorized):
         session.get(f"{served.url}/v1/hosts", headers=headers, authenticated=False)
     assert session.get(f"{served.url}/healthz", authenticated=False).json() == {"status": "ok"}
 
 
-def test_a_body_of_10_mib_is_refused_by_who_may_send_one_and_who_may_not(
+def test_body_of_10_mib_is_refused_with_and_without_a_token(
     served: acstor_decision.DecisionApi, keystone_glance: cloud.Cloud, store: database.Database
 ) -> None:
     session = accounts.session(keystone_glance.keystone.auth_url, "admin")
@@ -104,7 +104,7 @@ def test_operators_use_the_openstack_command(keystone_glance, served, store):
     assert "policy acstor:ring:get" in refused.stderr
 
 
-def test_command_says_what_to_do_when_the_api_is_gone(keystone_glance, served):
+def test_command_explains_an_unreachable_api(keystone_glance, served):
     served.stop()
     said = acstor_decision.openstack(keystone_glance, "admin", "ring", "list")
     assert said.returncode != 0
@@ -112,7 +112,7 @@ def test_command_says_what_to_do_when_the_api_is_gone(keystone_glance, served):
     assert "Traceback" not in said.stderr
 
 
-def test_api_that_finds_no_keystone_in_the_catalog_names_the_options(
+def test_api_names_the_options_if_the_catalog_lacks_keystone(
     keystone_glance: cloud.Cloud, store: database.Database, tmp_path: pathlib.Path
 ) -> None:
     """As where the catalog has public URLs alone, and keystonemiddleware asks for internal ones."""
@@ -136,7 +136,7 @@ def test_api_that_finds_no_keystone_in_the_catalog_names_the_options(
     assert "nowhere" in said.stderr
 
 
-def test_api_without_its_configuration_ends_and_says_why(
+def test_api_without_configuration_exits_with_the_reason(
     keystone_glance: cloud.Cloud, tmp_path: pathlib.Path
 ) -> None:
     made = acstor_decision.DecisionApi(keystone_glance, tmp_path, "")

@@ -154,7 +154,7 @@ def is_right(cloud: Cloud, host: str) -> bool:
     return bool(cloud.agents[host].image_path(cloud.image_id).read_bytes() == IMAGE)
 
 
-def test_an_image_is_brought_to_the_hosts_that_are_named_and_to_those_that_lack_it(cloud):
+def test_pre_seed_fills_named_hosts_and_hosts_that_lack_the_image(cloud):
     first = cloud.acstor("image", "pre-seed", cloud.image_id, "--host", "h1", "--wait")
     assert first == [{"Host": "h1", "Task": "pre_seed: done, 100 %"}]
     assert cloud.agents["h1"].status()["images"][cloud.image_id]["cached_bytes"] == len(IMAGE)
@@ -166,7 +166,7 @@ def test_an_image_is_brought_to_the_hosts_that_are_named_and_to_those_that_lack_
     assert shown["fetched"]["source"] > 0 and shown["fetched"]["peer"] > 0
 
 
-def test_disks_are_flattened_whose_image_glance_does_not_have(cloud):
+def test_disks_of_an_image_missing_in_glance_are_flattened(cloud):
     agent, disk_ids = cloud.agents["h1"], [str(uuid.uuid4()) for _ in range(2)]
     whole, lost = (cloud.images.add(local.random_bytes(2 << 20, seed=n)) for n in (68, 69))
     for disk_id, image_id in zip(disk_ids, (whole, lost), strict=True):
@@ -192,7 +192,7 @@ def test_disks_are_flattened_whose_image_glance_does_not_have(cloud):
         agent.ctl("drop-disk", disk_id)
 
 
-def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Cloud) -> None:
+def test_fill_reports_progress_and_can_be_paused_and_hurried(cloud: Cloud) -> None:
     image_id = cloud.images.add(local.random_bytes(4 << 20, seed=70))
     asking = adapter.Adapter(cloud.lab.session("admin"), **API)
 
@@ -231,7 +231,7 @@ def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Clou
     cloud.agents["h2"].ctl("detach", image_id)
 
 
-def test_it_is_told_where_guests_found_their_bytes(cloud):
+def test_boots_show_the_origin_of_the_bytes_of_guests(cloud):
     cloud.acstor("image", "pre-seed", cloud.image_id, "--wait")
     before = cloud.image()["read"]
     assert is_right(cloud, "h2")
@@ -245,7 +245,7 @@ def test_it_is_told_where_guests_found_their_bytes(cloud):
     assert (row["Name"], row["Local %"]) == ("web", 100.0)
 
 
-def test_an_image_cannot_be_deleted_that_a_host_uses_and_lacks_parts_of(cloud):
+def test_image_that_a_host_still_needs_cannot_be_deleted(cloud):
     agent, tenant = cloud.agents["h1"], cloud.lab.connect("tenant").image
     data = local.random_bytes(4 << 20, seed=71)
     image_id = cloud.images.add(data)
@@ -274,7 +274,7 @@ def test_an_image_cannot_be_deleted_that_a_host_uses_and_lacks_parts_of(cloud):
     agent.ctl("detach", image_id)
 
 
-def test_an_image_is_prepared_anew_on_request(cloud):
+def test_image_is_prepared_again_on_request(cloud):
     before = cloud.image()
     after = cloud.acstor("image", "prepare", cloud.image_id, "--force", "--wait", "--timeout", "60")
     assert after["state"] == "ready"
@@ -282,7 +282,7 @@ def test_an_image_is_prepared_anew_on_request(cloud):
     assert cloud.acstor("image", "prepare", cloud.image_id, "--wait")["state"] == "ready"
 
 
-def test_a_traced_request_shows_the_listeners_work(cloud):
+def test_traced_request_includes_the_work_of_the_listener(cloud):
     with traces.received(cloud.lab.rabbitmq) as spans:
         words = ("image", "prepare", cloud.image_id, "--force", "--os-profile", traces.KEY)
         said = acstor_decision.openstack(cloud.lab, "admin", *words)
@@ -292,7 +292,7 @@ def test_a_traced_request_shows_the_listeners_work(cloud):
         assert {one.service for one in found} == {"acstor-glance-listener"}
 
 
-def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(cloud):
+def test_leased_image_is_prepared_again_when_its_lease_ends(cloud):
     listener = cloud.listener
     before = cloud.image()["chunk_map"]
     other = work_leases.WorkLeases(None, listener.folder / "state", artefacts.Kind.CHUNK_MAP.value)
@@ -324,7 +324,7 @@ def test_boots_are_recorded_on_request(cloud):
     assert cloud.acstor("boot", "image", "show", "web")["image_id"] == cloud.image_id
 
 
-def test_glance_decides_who_sees_an_image(cloud):
+def test_visibility_of_images_follows_glance(cloud):
     assert [row["ID"] for row in cloud.acstor("image", "list", user="tenant")] == [cloud.image_id]
     assert cloud.acstor("image", "list", user="stranger") == []
     assert "is not known" in cloud.refused("image", "show", cloud.image_id, user="stranger")
@@ -332,7 +332,7 @@ def test_glance_decides_who_sees_an_image(cloud):
         assert "does not let you" in cloud.refused(*words, cloud.image_id, user="tenant")
 
 
-def test_mistakes_say_what_to_do(cloud):
+def test_errors_of_the_command_suggest_a_remedy(cloud):
     nowhere = "7d2c1f9e-5d6b-4a5c-9c61-000000000999"
     assert f"image {nowhere} is not known" in cloud.refused("image", "pre-seed", nowhere)
     gone = cloud.refused("image", "pre-seed", cloud.image_id, "--host", "h9")
@@ -341,13 +341,13 @@ def test_mistakes_say_what_to_do(cloud):
 
 
 @pytest.mark.parametrize("form", ["csv", "yaml", "value", "table"])
-def test_lists_come_in_every_form(form, cloud):
+def test_lists_are_printed_in_every_output_format(form, cloud):
     done = acstor_decision.openstack(cloud.lab, "admin", "image", "list", "-f", form)
     assert done.returncode == 0, done.stderr
     assert cloud.image_id in done.stdout
 
 
-def test_what_is_known_is_shown_while_the_broker_is_gone(cloud: Cloud) -> None:
+def test_images_are_shown_while_the_broker_is_down(cloud: Cloud) -> None:
     lab = cloud.lab
     lab.rabbitmq.kill()
     try:
@@ -362,7 +362,7 @@ def test_what_is_known_is_shown_while_the_broker_is_gone(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize("where", [[], ["h2"]], ids=["all hosts", "one host"])
-def test_a_task_that_was_lost_with_the_broker_reaches_its_hosts(where, cloud: Cloud) -> None:
+def test_task_lost_with_the_broker_is_sent_again(where, cloud: Cloud) -> None:
     lab, path = cloud.lab, f"/v1/images/{cloud.image_id}"
     asking = adapter.Adapter(lab.session("admin"), **API)
 
@@ -389,7 +389,7 @@ def test_a_task_that_was_lost_with_the_broker_reaches_its_hosts(where, cloud: Cl
     assert f"task {asked['request']}: given again" in cloud.instance.log()
 
 
-def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> None:
+def test_admin_sees_images_without_names_while_glance_is_down(cloud: Cloud) -> None:
     lab = cloud.lab
     lab.glance.kill()
     try:
@@ -403,7 +403,7 @@ def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> N
     assert cloud.image()["name"] == "web"
 
 
-def test_without_keystone_hosts_read_and_the_api_says_what_is_missing(cloud: Cloud) -> None:
+def test_hosts_read_and_the_api_answers_503_while_keystone_is_down(cloud: Cloud) -> None:
     lab = cloud.lab
     known, unseen = (adapter.Adapter(lab.session("admin"), **API) for _ in range(2))
     assert known.get("/v1/hosts").status_code == 200  # the API has seen its token now
@@ -425,7 +425,7 @@ def test_without_keystone_hosts_read_and_the_api_says_what_is_missing(cloud: Clo
     assert len(cloud.acstor("host", "list")) == 2
 
 
-def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:
+def test_shell_completes_the_commands(cloud: Cloud, tmp_path: pathlib.Path) -> None:
     script = runs.tool([agents.BIN / "openstack", "complete"])
     for words in ("acstor_image='", "acstor_boot_image='", "acstor_server='"):
         assert f"cmds_{words}" in script

@@ -36,7 +36,7 @@ class TestMariaDB(decision_databases.Suite):
     """The suite on MariaDB."""
 
 
-def test_who_is_killed_leads_no_more(mariadb: mariadb_lab.MariaDB) -> None:
+def test_killed_instance_loses_leadership(mariadb: mariadb_lab.MariaDB) -> None:
     mariadb.new_database("coordination")
     url = f"mysql://root@127.0.0.1:{mariadb.port}/coordination"
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, url]
@@ -54,7 +54,7 @@ def test_who_is_killed_leads_no_more(mariadb: mariadb_lab.MariaDB) -> None:
     own.step_down()
 
 
-def test_database_that_hangs_is_an_error_and_is_asked_again(mariadb: mariadb_lab.MariaDB) -> None:
+def test_hung_database_is_an_error_and_is_retried(mariadb: mariadb_lab.MariaDB) -> None:
     url = f"{mariadb.new_database('hanging')}?read_timeout=2&connect_timeout=2"
     url = url.replace("//root@", "//hanging:secret@")
     with decision_databases.opened(url) as store:

@@ -40,7 +40,7 @@ class TestPostgreSQL(decision_databases.Suite):
     """The suite on PostgreSQL."""
 
 
-def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
+def test_hung_or_refusing_postgresql_is_an_error_and_is_retried(
     postgresql: postgresql_lab.PostgreSQL,
 ) -> None:
     with faulty_proxy.before(postgresql.port) as proxy:
@@ -60,7 +60,7 @@ def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
             assert store.latest_epoch() == 0
 
 
-def test_statement_that_takes_too_long_is_ended_by_the_server(
+def test_server_ends_statements_that_exceed_the_timeout(
     postgresql: postgresql_lab.PostgreSQL,
 ) -> None:
     url = connection_url.with_timeouts(postgresql.new_database("slow"), 1)

@@ -43,7 +43,7 @@ def etcd(openstack_lab: openstack.Cloud) -> etcd_lab.Etcd:
 
 
 @pytest.mark.parametrize("service", [_file, _mysql, _etcd])
-def test_another_leads_within_two_collections(service, tmp_path, request):
+def test_standby_leads_within_two_collections(service, tmp_path, request):
     url, constants = service(tmp_path, request), {tuned.COLLECTION_S: COLLECTION_S}
     database = f"sqlite:///{tmp_path}/decision.sqlite"
     one, two = (

@@ -201,7 +201,7 @@ def evacuate(server: nova_hosts.Server, host: nova_hosts.Host) -> float:
 
 
 @pytest.mark.timeout(1200)  # two starts of a server, and a host that boots
-def test_server_outlives_its_host_with_its_last_checkpoint(cluster, checkpoints):
+def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, checkpoints):
     first, second = cluster.hosts
     options = nova_hosts.nova_options(second.agent)
     options["acstor"] |= {"decision_url": checkpoints.api.url}
@@ -262,7 +262,7 @@ def aggregate(host: nova_hosts.Host, client: Any, **metadata: str) -> Iterator[N
         client.delete_aggregate(made)
 
 
-def test_nova_says_how_often_checkpoints_are_wanted(cluster, tmp_path):
+def test_checkpoint_interval_comes_from_aggregate_and_server_metadata(cluster, tmp_path):
     ini.write(tmp_path / "nova.conf", {"nova": nova_hosts.service_user(cluster.lab)})
     conf = cfg.ConfigOpts()
     nova_client.register_opts(conf)

@@ -112,7 +112,7 @@ def granted(compute_lab: cloud.Cloud) -> Iterator[Granted]:
 
 
 @pytest.mark.timeout(1200)
-def test_server_boots_by_grants_on_a_host_whose_user_reads_nothing(granted):
+def test_server_boots_by_grants_on_a_host_without_image_permissions(granted):
     image_id = granted.images.new()
     first, second = granted.cluster.hosts
     for path in (f"/v2/images/{image_id}", f"/v2/images/{image_id}/file"):
@@ -128,7 +128,7 @@ def test_server_boots_by_grants_on_a_host_whose_user_reads_nothing(granted):
 
 
 @pytest.mark.timeout(1200)
-def test_image_that_no_server_uses_is_read_only_when_an_operator_wants_it_on_hosts(granted):
+def test_unused_image_is_readable_only_after_an_operator_pre_seeds_it(granted):
     image_id = granted.images.new()
     first, _ = granted.cluster.hosts
     with pytest.raises(errors.Unusable) as refused:
@@ -150,7 +150,7 @@ def test_image_that_no_server_uses_is_read_only_when_an_operator_wants_it_on_hos
 
 
 @pytest.mark.timeout(1200)
-def test_shelved_server_comes_back_by_a_grant_for_its_snapshot(granted):
+def test_shelved_server_is_unshelved_by_a_grant_for_its_snapshot(granted):
     image_id, images = granted.images.new(), granted.images
     first, _ = granted.cluster.hosts
     with granted.cluster.server(image_id, first) as server:
@@ -166,7 +166,7 @@ def test_shelved_server_comes_back_by_a_grant_for_its_snapshot(granted):
 
 
 @pytest.mark.timeout(1200)
-def test_grant_is_for_one_image_and_one_host(granted, tmp_path):
+def test_grant_is_valid_for_one_image_and_one_host(granted, tmp_path):
     used, unused = granted.images.new(), granted.images.new()
     first, second = granted.cluster.hosts
     with granted.cluster.server(used, first), linked(granted, first, tmp_path) as client:
