@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public cache of this host: chunks by CID, on the local disk.
 
-Checksums verify each read. A full or broken disk costs chunks, never an answer. A new chunk is
-served from memory until it is on disk (write_behind.py). Methods without ``async`` never wait; call
-them from the event loop's thread, except ``in``.
+Bytes are verified before they are stored, and by checksums at each read. A full or broken disk
+costs chunks, never an answer. A new chunk is served from memory until it is on disk
+(write_behind.py). Methods without ``async`` never wait; call them from the event loop's thread,
+except ``in``.
 """
 
 import os
@@ -74,7 +75,7 @@ class CacheFiles:
         write_limits: write_behind.WriteLimits = write_behind.WRITE_LIMITS,
         checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
     ) -> "CacheFiles":
-        """Open the cache in ``folder`` with the chunks of a former run; blocks, 3 us per chunk.
+        """Open the cache in ``folder`` with the chunks of a former run; blocks for 3 us per chunk.
 
         An unusable or read-only folder is a ``fault``: chunks are not cached until it recovers.
 
@@ -296,7 +297,7 @@ class CacheFiles:
         return was_ahead
 
     def keep_prefetched(self, cid: ids.Cid) -> bool:
-        """Keep a prefetched boot image part, below those in use; return whether it is here."""
+        """Keep a prefetched part of a boot image, after those in use; return whether it is here."""
         is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
         self._core.bound_boot()
         return is_here
@@ -357,7 +358,7 @@ class CacheFiles:
         self._core.drop_chunk(slot)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write new chunks to disk and watch the folder, for ever."""
+        """Write new chunks to disk and watch the folder until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write_behind.run)
             nursery.start_soon(self._recovery.run)

@@ -72,7 +72,7 @@ class FolderRecovery:
         self._changed.set()
 
     async def run(self) -> None:
-        """Check the folder, for ever."""
+        """Check the folder until cancelled."""
         while True:
             self._changed = trio.Event()
             next_s = min(self._health.next_check_s, trio.current_time() + self._healthy_s)

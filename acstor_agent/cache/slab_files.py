@@ -48,7 +48,11 @@ class SlabFiles:
         return self._lock_fd >= 0
 
     def open(self) -> None:
-        """Create and lock the folder, private to the agent's user; raise Unusable or OSError."""
+        """Create the folder, private to the agent's user, and lock it.
+
+        :raises errors.Unusable: another process uses it
+        :raises OSError: it cannot be created, read or locked
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -134,7 +138,7 @@ class SlabFiles:
         del self._read_only[number]
 
     def load(self) -> list[cache_actions.FoundSlab]:
-        """Open a former run's slab files and return their records, or raise OSError.
+        """Open a former run's slab files; return their records, or raise OSError for the folder.
 
         Damaged files are removed and foreign ones renamed, now or when the folder is writable;
         unreadable ones are skipped; all with a warning.

@@ -115,7 +115,7 @@ class SlabIo:
         return bad
 
     def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
-        """Do as :meth:`read` without waiting; return False for bad or uncached bytes."""
+        """Do as :meth:`read`; return False for bad bytes, and for any outside the page cache."""
         try:
             if len(parts) == 1:
                 return self._read_part_nowait(parts[0], buffer)

@@ -36,7 +36,7 @@ class WriteLimits(NamedTuple):
 
     :param enough_bytes: written at once; larger batches are no cheaper, and leave the CPU's cache
     :param gather_s: how long fewer bytes are gathered, because a thread switch costs the same for
-        few chunks, and slow links bring one each 20 to 40 ms; a kill loses them
+        few chunks, and slow links bring one each 20 to 40 ms; after a kill they are fetched again
     """
 
     pending_bytes: int = 32 * geometry.MIB  # chunks in memory from which on producers are to wait
@@ -127,7 +127,7 @@ class WriteBehind:
             await self._room.wait()
 
     async def run(self) -> None:
-        """Write new chunks to disk, for ever."""
+        """Write new chunks to disk until cancelled."""
         while True:
             await self._work.wait()
             with trio.move_on_after(self._limits.gather_s):

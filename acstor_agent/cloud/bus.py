@@ -47,7 +47,11 @@ def open_bus(
     report_fault: ReportFault = lambda _: None,
     retry_s: float = RETRY_S,
 ) -> "Bus":
-    """Return the configured bus; raise Unusable if oslo.messaging does not support its URL."""
+    """Return the configured bus, on which this agent's address is ``host``.
+
+    :param retry_s: pause after a failure to send
+    :raises errors.Unusable: oslo.messaging does not support the broker's URL
+    """
     transport = message_bus.open_global_transport(files, folders)
     return Bus(host, transport, report_fault, retry_s)
 

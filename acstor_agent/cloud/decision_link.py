@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends samples of this host to the decision service; without it the last table stays in force."""
+"""Sends samples of this host to the decision service; without it the v-node table stays."""
 
 import collections
 import dataclasses

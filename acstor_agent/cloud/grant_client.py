@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests grants for images on the message bus; the decision service signs its responses."""
+"""Requests grants for images from the decision service, on the message bus.
+
+Any client of the bus can respond, so the service signs its responses.
+"""
 
 import time
 from collections.abc import Mapping
@@ -43,7 +46,7 @@ class GrantClient:
     def request(self, image_id: ids.ImageId) -> decision_messages.Signed:
         """Return a grant; blocks, in a thread.
 
-        :raises errors.SourceUnreachable: no response, this host is not authenticated, or try later
+        :raises errors.SourceUnreachable: no response, host not authenticated, or no grant yet
         :raises errors.ChunkRefused: no server uses the image
         """
         what = f"a grant for image {image_id}"

@@ -100,7 +100,10 @@ class Membership:
             return None
 
     def credentials(self) -> credentials.Credentials | None:
-        """Return credentials for peers, None if insecure; raise Unusable without a certificate."""
+        """Return the credentials for peers; None if peers do not authenticate.
+
+        :raises errors.Unusable: this host has no usable certificate
+        """
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )

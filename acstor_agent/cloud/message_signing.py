@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs messages of this host; verifies a v-node table's signature before it parses the table."""
+"""Signs messages of this host, and verifies v-node tables.
+
+Any client of the message bus can send, so a message is parsed only after its signature is verified.
+"""
 
 import logging
 from typing import Any

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the current v-node table, from the service, a file or the control socket.
 
-A table of the service must be signed; it is stored for the next start, which verifies it again and
-deletes an invalid one. :mod:`acstor_agent.core.cloud.table_rules` decides which table replaces
+A table of the service must be signed; the next start verifies the stored one again, and deletes an
+invalid one. :mod:`acstor_agent.core.cloud.table_rules` decides which table replaces
 which. The replaced one stays valid for a while: its homes have chunks that the new ones lack.
 """
 
@@ -109,7 +109,10 @@ class RingStore:
         )
 
     def accept_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
-        """Activate and store a verified table; raise ValueError if it may not replace this one."""
+        """Activate and store a table of the service; raise ValueError if it may not replace ours.
+
+        The caller has verified ``sent`` by :func:`message_signing.verify_table`.
+        """
         self._replace_table(new, sent)
 
     def _replace_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
@@ -142,7 +145,7 @@ class RingStore:
             self._activate(new, is_signed=is_signed)
 
     def _decode_stored(self) -> tuple[hash_ring.Ring, bool]:
-        """Return the stored table and whether it is signed; raise Unusable if unverifiable."""
+        """Return the stored table and whether it is signed; raise Unusable without signers."""
         with self._stored_path.open("rb") as file:
             raw = file.read(MAX_STORED_BYTES + 1)
         if len(raw) > MAX_STORED_BYTES:

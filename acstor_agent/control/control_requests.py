@@ -48,7 +48,10 @@ class ControlledAgent(Protocol):
         """Return the agent's status; thread-safe."""
 
     def set_disk_policy(self, policy: str) -> str:
-        """Set and return the disk scheduling policy (``auto``: choose one), or raise Unusable."""
+        """Set and return the disk scheduling policy; ``auto`` chooses one.
+
+        :raises errors.Unusable: there is no such policy
+        """
 
 
 class ControlRequests:

@@ -39,7 +39,10 @@ Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
 
 
 def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
-    """Return a socket that listens for the agent's user and a group, or raise Unusable."""
+    """Return a listening socket for the agent's user and the group ``gid``, if given.
+
+    :raises errors.Unusable: the path cannot be bound, or another agent uses it
+    """
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if _is_served(path):

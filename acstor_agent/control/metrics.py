@@ -55,7 +55,10 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, read_status: ReadStatus) -> Callable[[], None]:
-    """Start the endpoint in a thread and return a function to stop it, or raise Unusable."""
+    """Start the endpoint in a thread; return a function that stops it.
+
+    :raises errors.Unusable: the address cannot be used
+    """
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(read_status))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")

@@ -149,7 +149,10 @@ class ReadCounters:
 
 
 class ExchangeCounters:
-    """Counters of moved chunks; fetched / read over the non-local origins is the amplification."""
+    """Counters of chunks that enter and leave the host.
+
+    Fetched / read bytes over the non-local origins is the amplification.
+    """
 
     def __init__(self) -> None:
         self.fetched_total = Tally()  # includes detached images

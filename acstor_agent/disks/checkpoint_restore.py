@@ -126,7 +126,7 @@ class CheckpointRestore:
                 yield found
 
     async def run(self) -> None:
-        """Fetch missing chunks, for ever; first remove leftovers of former workers."""
+        """Fetch missing chunks until cancelled; first remove leftovers of former workers."""
         folder = self._disks.folder
         for disk_id in restore_files.leftover_disk_ids(folder, disk_files.STATE_ENDING):
             async with self._changing.hold(disk_id):

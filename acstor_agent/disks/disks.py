@@ -202,7 +202,7 @@ class Disks:
         return found
 
     async def run(self) -> None:
-        """Sync unsynced disks periodically, for ever."""
+        """Sync unsynced disks periodically until cancelled."""
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             await self.sync_writes()

@@ -33,7 +33,7 @@ class DeadMounts:
         self._thread = trio.CapacityLimiter(1)  # its own: a foreign mount may hang
 
     async def run(self) -> None:
-        """Scan for them periodically, for ever."""
+        """Scan for them periodically until cancelled."""
         while True:
             found = await trio.to_thread.run_sync(
                 guests_on_dead_mounts,

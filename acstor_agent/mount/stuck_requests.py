@@ -50,7 +50,7 @@ class StuckRequests:
         self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
 
     async def run(self) -> None:
-        """Watch the requests, for ever."""
+        """Watch the requests until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._log_late_requests)
             nursery.start_soon(self._end_requests_of_killed)

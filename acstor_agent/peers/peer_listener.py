@@ -67,7 +67,7 @@ class PeerListener:
         handlers: trio.Nursery,
         task_status: trio.TaskStatus[Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept connections for ever; reopen listeners at their addresses if they fail."""
+        """Accept connections until cancelled; reopen listeners at their addresses if they fail."""
         addresses = [listener.socket.getsockname()[:2] for listener in listeners]
         task_status.started(listeners)
         while True:

@@ -70,7 +70,7 @@ class FdHolder:
         return self._locked
 
     def serve(self) -> None:
-        """Answer one client after the other, for ever."""
+        """Answer one client after the other; never returns."""
         while True:
             try:
                 client, _ = self._socket.accept()

@@ -5,7 +5,10 @@ import math
 
 
 class BootActivity:
-    """The boots from one image: over after ``idle_s`` without a fetch; back-to-back, they are one.
+    """The boots from one image; those back to back count as one.
+
+    A boot ends after ``idle_s`` without a fetch, at the latest ``longest_s`` after it began. Times
+    are seconds of one monotonic clock, given by the caller.
 
     >>> activity = BootActivity(idle_s=10.0, longest_s=60.0)
     >>> activity.last_begin(100.0)

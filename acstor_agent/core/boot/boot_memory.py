@@ -45,7 +45,7 @@ class BootMemory:
     def reserve(
         self, image_id: ids.ImageId, size_bytes: int, now_s: float
     ) -> list[ids.ImageId] | None:
-        """Reserve memory; return images that must be dropped first, or None if it is too little."""
+        """Reserve memory; return boot images to drop first, or None if the memory is too small."""
         others = {other: held for other, held in self._held.items() if other != image_id}
         free_bytes = self.limit_bytes - sum(held.size_bytes for held in others.values())
         dropped = []

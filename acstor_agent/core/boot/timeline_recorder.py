@@ -2,7 +2,8 @@
 """Records the reads of one boot for its timeline of waits.
 
 At each moment the oldest outstanding read counts as the one waited for, so the times by cause add
-up. When all time slices are used, pairs are merged and slices become twice as long.
+up to the time with outstanding reads. When all time slices are used, pairs are merged and slices
+become twice as long.
 """
 
 import collections

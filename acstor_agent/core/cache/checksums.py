@@ -59,7 +59,9 @@ def widened(start: int, stop: int, length: int) -> tuple[int, int]:
 
 
 def table_range(start: int, stop: int) -> tuple[int, int]:
-    """Return the range of checksums for a range of bytes, in whole units: small slots have fewer.
+    """Return the range of a slot's checksums for a range of bytes, in whole units.
+
+    A slot smaller than a group has fewer checksums than that.
 
     >>> table_range(0, 4096), table_range(65535, 65537)
     ((0, 136), (0, 272))
@@ -68,7 +70,11 @@ def table_range(start: int, stop: int) -> tuple[int, int]:
 
 
 def are_right(view: memoryview, start: int, length: int, cid: ids.Cid, sums: Data, at: int) -> bool:
-    """Return whether a :func:`widened` range matches its :func:`table_range` of checksums."""
+    """Return whether bytes of a chunk match its checksums.
+
+    :param view: the chunk's bytes from ``start`` on, a range as :func:`widened` returns it
+    :param sums: checksums of the range (see :func:`table_range`) from byte ``at`` on
+    """
     seed, size = int.from_bytes(cid[:_SEED_BYTES]), len(view)
     if size == length <= GROUP_BYTES:
         return _digest(view, seed) == sums[at : at + SUM_BYTES]

@@ -130,7 +130,10 @@ class PublicCache:
     def allocate_adjacent(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
     ) -> list[cache_slot.Slot]:
-        """Allocate adjacent slots to first chunks; none if any is cached, pinned or repeated."""
+        """Allocate adjacent free slots of one slab to as many of the first chunks as it has.
+
+        :return: their slots; empty if any chunk is cached, pinned or repeated
+        """
         group = self._slabs.size_group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
             return []

@@ -81,7 +81,10 @@ class Slabs:
         self._ceiling_bytes = self.limit_bytes
 
     def victims_for(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other slot sizes to evict for one, cheapest first; none if too few."""
+        """Return slabs of other slot sizes to evict for one of ``layout``, cheapest first.
+
+        The list is empty if they do not suffice.
+        """
         others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
         victims = []
         surplus = self.surplus_bytes(layout)
@@ -105,7 +108,10 @@ class Slabs:
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.SlotRecord]]], list[cache_slot.Slab]]:
-        """Add slabs of a former run once; return them with records, and those to remove."""
+        """Add slabs of a former run once, when empty, the most valuable first.
+
+        :return: added slabs with their records, and slabs over the limit, without pinned chunks
+        """
         found = list(found)
         pinned = {found_slab.number for found_slab in found if self._has_pinned(found_slab)}
         free_bytes, kept, excess = self.limit_bytes, [], []

@@ -43,7 +43,10 @@ class InterfaceCounters(Protocol):
     """Reads the counters of network interfaces."""
 
     def read_counters(self) -> InterfaceSample:
-        """Return the current counters, or raise Unusable if there is no such interface; blocks."""
+        """Return the current counters; blocks.
+
+        :raises errors.Unusable: there is no such interface, or the kernel refuses
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,14 +30,19 @@ from acstor_agent.core.disk_scheduling import stream_profile
 
 @dataclasses.dataclass(frozen=True)
 class PregatherParameters:
-    """Parameters of the rules: the paper's values, which experiments may change."""
+    """Parameters of the rules: the paper's values, which experiments may change.
+
+    A stream whose requests are on average farther apart than ``region_bytes`` has no regional
+    locality. Timers expire at multiples of ``tick_s``, as in the paper's kernel: without a tick
+    half of the waits fail.
+    """
 
     zone_bytes: int = navigator.ZONE_BYTES  # predictions are made for zones of this length
     decay: float = navigator.DECAY  # by which each prediction window divides densities
     window_s: float = navigator.WINDOW_S  # counted while the stream has the disk
-    region_bytes: int = 24_000_000 * navigator.SECTOR_BYTES  # above it, no regional locality
+    region_bytes: int = 24_000_000 * navigator.SECTOR_BYTES
     slice_s: float = 0.2  # the first time slice of a stream, which adapts from there
-    tick_s: float = 0.004  # timers expire at multiples, as in the paper's kernel: else half fail
+    tick_s: float = 0.004
     stream_limit: int = 256  # streams that are remembered while they have nothing pending
     lends_slices: bool = True  # end a lengthened slice when another stream is overdue
 

@@ -3,7 +3,8 @@
 
 Regional locality is the mean distance of the requests over the size of the region; sub-regional
 locality is the share of requests that begin where the last one ended. The mean interval (AvgT of
-the paper) excludes pending time: with that of others, a sequential guest would look too slow.
+the paper) counts from an answer to the next request, with nothing pending in between: with the time
+of other streams, a sequential guest would look too slow.
 """
 
 from acstor_agent.core.disk_scheduling import navigator
@@ -36,7 +37,7 @@ class StreamProfile:
         self._next_detour_s = 0.0
 
     def request_arrived(self, request: requests.DiskRequest, now_s: float, served_s: float) -> None:
-        """Update the profile with a request; ``served_s``: for which the stream had the disk."""
+        """Update the profile with a request; the stream has had the disk for ``served_s``."""
         if self._answered_s is not None and not self.queue and self.in_service is None:
             self.interval_s.add(now_s - self._answered_s)
         if self._arrived_stop is not None:

@@ -38,7 +38,10 @@ class SpareBandwidth:
         self._last, self._own_bytes = None, 0
 
     def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
-        """Return the bytes/s for fills beside other traffic, whose decrease counts by half."""
+        """Return the rate in bytes/s that other traffic leaves over; see :data:`SHARE`.
+
+        An increase of other traffic counts at once, a decrease by half.
+        """
         last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADER_FACTOR
         self._last, self._own_bytes = look, 0
         if last is not None and look.at_s > last.at_s:
@@ -109,7 +112,7 @@ class Deadline(NamedTuple):
         return left_bytes / (self.left_s(now_s) - min(RESERVE_SHARE * self.within_s, RESERVE_S))
 
     def is_late(self, takes_s: float | None, now_s: float) -> bool:
-        """Return whether the deadline is missed, or will be (``takes_s`` None: unknown)."""
+        """Return whether the deadline is or will be missed; ``takes_s``: of the rest, if known."""
         left_s = self.left_s(now_s)
         return left_s <= 0 or (takes_s is not None and takes_s > left_s)
 

@@ -120,8 +120,9 @@ class Openings:
 class Touches:
     """The last touch or read of each image.
 
-    Time counts only while touches show that Nova is present: else it cannot touch images in use.
-    At the start Nova counts as present and each image as touched: earlier times may be wrong.
+    Time counts only while touches by Nova show that it is present: an absent Nova cannot touch the
+    images that it uses. At the start Nova counts as present, and the ``attached`` images as
+    touched, because earlier times may be wrong.
 
     >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> touches = Touches(now_s=40.0, attached=[image])

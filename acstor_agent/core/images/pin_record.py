@@ -24,7 +24,7 @@ class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     mode: FillMode = FillMode.NORMAL
     is_replica: bool = False  # only other hosts use it; this host keeps its share
     leased_until_s: float = 0.0  # end of other hosts' leases, wall clock, to survive a restart
-    deadline_s: control_wire.Deadline = 0.0  # of a hydrate; 0: as fast as possible
+    deadline_s: control_wire.Deadline = 0.0  # seconds from the request; 0: as fast as possible
     due_at_s: float = 0.0  # the same deadline, wall clock
 
 

@@ -5,7 +5,8 @@ A chunk is *unmatched* while it was prefetched and no guest has read it. Announc
 prefetched while the unmatched ones are fewer than the allowance; others are held back. As in the
 paper, ``unmatched_limit`` held-back chunks that guests fetch on demand show that access patterns
 converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and evicted
-unread count too, and each read adds ``gain`` (doc/source/contributor/exchange_design.rst).
+unread count too, and the allowance grows by ``gain`` for each prefetched chunk that a guest read
+(doc/source/contributor/exchange_design.rst).
 """
 
 import collections
@@ -101,7 +102,10 @@ class Prefetcher:
             self._reactivate()
 
     def take_candidates(self, room: int) -> list[int]:
-        """Return up to ``room`` chunks, now PREFETCH; join fetches on demand that are under way."""
+        """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then.
+
+        A returned chunk may be under way on demand: join that fetch.
+        """
         allowed = self.allowance
         if allowed is not None:
             room = min(room, allowed - self.unproven_chunks)

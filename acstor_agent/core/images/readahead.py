@@ -10,8 +10,9 @@ with each read. Unread bytes are bounded in two ways:
 * all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
   leaves many short runs.
 
-A window is a multiple of the reader's last read, and is refilled when half of it was read. The
-least round-trip time counts, as in BBR (Cardwell 2016), so a full link does not widen the window.
+A window is a multiple of the reader's last read, and is refilled when half of it was read. Readers
+are identified by the offset where they stopped. The least round-trip time counts, as in BBR
+(Cardwell 2016), so a full link does not widen the window.
 """
 
 import collections

@@ -93,7 +93,7 @@ class BootRecording:
         return image.recorder.open(self._clock.monotonic())
 
     async def run(self) -> None:
-        """Close finished windows and send traces, for ever."""
+        """Close finished windows and send traces until cancelled."""
         while True:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):

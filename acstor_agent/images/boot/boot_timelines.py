@@ -127,7 +127,7 @@ class BootTimelines:
                 self.histograms.count_boot(timeline)
 
     async def run(self) -> None:
-        """Find the instances of boots, and finish their timelines, for ever."""
+        """Find the instances of boots, and finish their timelines, until cancelled."""
         while True:
             await trio.sleep(TICK_S)
             for boot in list(self._boots.values()):

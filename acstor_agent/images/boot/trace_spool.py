@@ -37,7 +37,7 @@ class TraceSpool:
             LOG.warning("boot trace of image %s is lost: the disk is slow", trace.image_id)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Write queued traces in a thread, for ever."""
+        """Write queued traces in a thread until cancelled."""
         task_status.started()
         async for trace in self._taken:
             await trio.to_thread.run_sync(self.write, trace)

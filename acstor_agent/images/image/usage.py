@@ -126,7 +126,7 @@ class ImageUsage:
         return self._bases
 
     async def run(self) -> None:
-        """Scan periodically, for ever."""
+        """Scan periodically until cancelled."""
         while True:
             await self.scan_processes()
             await trio.sleep(self.limits.scan_interval_s)

@@ -68,7 +68,7 @@ class Hydration:
         self._has_begun = False
 
     async def run(self) -> None:
-        """Pin and fill images, for ever."""
+        """Pin and fill images until cancelled."""
         if self._replicas is not None and not self._has_begun:
             for pinned_id, pin in self._pins.list_pins().items():
                 if pin.is_replica or pin.leased_until_s:

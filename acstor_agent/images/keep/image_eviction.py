@@ -71,7 +71,7 @@ class ImageEviction:
         self._fault = log_once.LogOnce(LOG)
 
     async def run(self) -> None:
-        """Evict unused images and attach maps that appeared, for ever."""
+        """Evict unused images and attach maps that appeared, until cancelled."""
         self._boots.delete_other_heads(self._images.list_attached())
         while True:
             interval_s, unused_s = self.limits.check_interval_s, self.limits.unused_s

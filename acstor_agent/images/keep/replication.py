@@ -170,7 +170,7 @@ class Replication:
         }
 
     async def run(self) -> None:
-        """Send leases and reports, and attach leased images, for ever."""
+        """Send leases and reports, and attach leased images, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._attach_for_ever)
             while True:

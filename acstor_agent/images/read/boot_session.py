@@ -137,7 +137,7 @@ class BootSessions:
         return self.folder / base.Blob(image_id, base.BlobKind.BOOT_IMAGE).file_name
 
     async def run(self) -> None:
-        """Drop boot images whose boots are over, for ever."""
+        """Drop boot images whose boots are over, until cancelled."""
         while True:
             await trio.sleep(TICK_S)
             now_s = self.clock()

@@ -40,7 +40,7 @@ class Reauthorization:
     async def watch_files(
         self, connections: Callable[[], Sequence[base_connection.PeerConnection]]
     ) -> None:
-        """Reload files and check all connections, for ever."""
+        """Reload files and check all connections until cancelled."""
         while True:
             await trio.sleep(self._interval_s)
             if self._credentials is not None:
@@ -84,7 +84,7 @@ async def sweep(
     idle_s: float,
     limits: peer_limits.PeerLimits,
 ) -> None:
-    """Check connections, for ever; close those without requests after ``idle_s``."""
+    """Check connections until cancelled; close those without requests after ``idle_s``."""
     while True:
         await trio.sleep(min(idle_s, limits.silence_s) / 4)
         now = trio.current_time()
