@@ -130,7 +130,7 @@ def disk_policy(chosen: str, folder: str) -> str:
 
 
 def load_policies(own: Options) -> policies.Policies:
-    """Return the policies with the configured variants, or raise Unusable."""
+    """Return the policies with the variants; raise Unusable if they are unknown or conflict."""
     try:
         return policies.load(tuple(own.variants))
     except ValueError as e:
@@ -227,7 +227,10 @@ def peer_traffic(own: Options) -> traffic_control.TrafficControl:
 
 
 def peer_security(own: Options) -> peer_network.SecurityMode:
-    """Return the peers' security mode, by default insecure only on loopback, or raise Unusable."""
+    """Return the security mode for peers: by default insecure only on a loopback address.
+
+    :raises errors.Unusable: ``peer_listen`` is invalid
+    """
     if own.peer_security is not None:
         return peer_network.SecurityMode(own.peer_security)
     try:

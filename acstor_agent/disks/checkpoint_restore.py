@@ -59,6 +59,7 @@ class CheckpointRestore:
     ) -> disk.Disk:
         """Return the disk of a checkpoint; create it if needed.
 
+        :param max_bytes: greatest size of the server's disk
         :raises errors.Unusable: the ID is taken, or the manifest is of another or a larger disk
         :raises errors.ChunkUnavailable: no holder has the manifest
         :raises errors.DeadlineExceeded: no holder answered in time

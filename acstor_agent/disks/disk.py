@@ -4,7 +4,8 @@
 Written chunks lie in a sparse file; a state file marks them, always after their bytes. A write is
 answered when both are in the kernel, so a killed process loses nothing; such a mark (UNSYNCED) is
 valid until the host goes down. ``sync`` makes the bytes durable, then the marks (WRITTEN): after a
-power failure each chunk is entirely the guest's or the image's. Peers get no written chunk.
+power failure each chunk is entirely the guest's or the image's. Written chunks have no CID, so they
+are never served to peers.
 """
 
 import contextlib
@@ -97,7 +98,10 @@ class Disk:
         return len(self._unsynced)
 
     async def read(self, offset: int, length: int) -> read_request.Bytes:
-        """Return a range (cut at the end), valid until the next await, or raise AcstorError."""
+        """Return a range of the disk, cut at its end; use it before the next await.
+
+        :raises errors.AcstorError: a chunk of the image is unavailable
+        """
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
         if self.checkpoint is not None and (lacking := self._lacking(offset, length)):
             return await self._reads.run_admitted(
@@ -241,7 +245,11 @@ class Disk:
         ]
 
     async def store_restored(self, chunk_nos: Iterable[int]) -> None:
-        """Store chunks of the checkpoint in the disk's own file; raise AcstorError or OSError."""
+        """Store the checkpoint's bytes of chunks in the disk's own file, concurrently.
+
+        :raises errors.AcstorError: some are unavailable
+        :raises OSError: some could not be written
+        """
         await _run_all(functools.partial(self._bring_one, chunk_no) for chunk_no in chunk_nos)
 
     async def _bring_one(self, chunk_no: int) -> None:

@@ -123,7 +123,7 @@ class Disks:
     async def make_disk(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
     ) -> disk.Disk:
-        """Create a disk based on ``image``, with zeros after its end up to ``size_bytes``.
+        """Create a disk based on ``image``, with zeros after it; ``size_bytes`` None: the image's.
 
         :raises errors.Unusable: the disk exists, or cannot have this size
         :raises errors.NumberInUse: the inode number is in use

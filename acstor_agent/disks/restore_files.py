@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The restore record and sealed manifest of a disk, by its ID: they exist before and after it.
+"""The two files beside a restored disk, named by its ID: its restore record and sealed manifest.
 
-Without them the disk would show zeros in place of the guest's bytes. All functions block.
+They exist before the disk and after it, because without them the disk would show zeros in place of
+the guest's bytes. All functions block.
 """
 
 import contextlib

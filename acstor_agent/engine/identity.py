@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity schemes: how hosts name chunks, as OIDs, which locate chunks and identify none."""
+"""Identity schemes: how hosts name chunks, as OIDs.
+
+An OID only locates a chunk: its bytes are checked against the CID.
+"""
 
 import abc
 from collections.abc import Iterable
@@ -12,7 +15,7 @@ from acstor_common.model import ids
 
 
 class Identity(abc.ABC):
-    """Scheme by which hosts name chunks; bytes are checked against the CID in any case."""
+    """Scheme by which hosts name chunks."""
 
     is_by_place: ClassVar[bool] = False  # the name is derived from the offset
 

@@ -40,7 +40,7 @@ class Lockstep:
     def refer(
         self, pending: requester.PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
-        """Return the hosts, of those that ``is_named`` allows, to refer to; None: the tree's."""
+        """Return hosts to refer a peer to, all allowed by ``is_named``; None: those of the tree."""
         return None
 
     def wait_s(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the engine's requests to peers, verifies their bytes by CID, and feeds answers."""
+"""Sends the engine's requests to peers, verifies their bytes, and feeds answers.
+
+No byte from a peer is used before it matches the requested CID.
+"""
 
 import functools
 import logging

@@ -22,7 +22,8 @@ def of_image(
 ) -> pyfuse3.EntryAttributes:
     """Return the attributes of a mirror, in constant time.
 
-    All blocks count as allocated: tar and cp take a file with fewer for a sparse one.
+    All blocks count as allocated: tar and cp take a file with fewer for a sparse one. The kernel
+    checks owner, group and mode (``default_permissions``).
     """
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode

@@ -263,7 +263,10 @@ def _check(result: int) -> None:
 
 
 async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> None:
-    """Attach pyfuse3 to a connection, for pyfuse3.main(); raise Unusable if it cannot serve it."""
+    """Attach pyfuse3 to a mounted connection; then run pyfuse3.main().
+
+    :raises errors.Unusable: another version gave the kernel answers that this one cannot serve
+    """
     fuse_fd, record = connection
     if record.mounted.numbers != inodes.LAYOUT:
         raise errors.Unusable(

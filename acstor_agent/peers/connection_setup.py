@@ -70,7 +70,7 @@ async def connect(
 
 
 async def wait_for_first_byte(stream: trio.SocketStream) -> None:
-    """Wait until a new connection can be read, without reading, or raise OSError at its end."""
+    """Wait until a new connection can be read, without reading; raise OSError if it is closed."""
     if not await stream.socket.recv(1, socket.MSG_PEEK):
         raise OSError("closed before Hello")
 

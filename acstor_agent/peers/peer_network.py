@@ -89,7 +89,10 @@ class PeerNetwork:
         protocol_violated: BrokeRules = lambda host, error: None,
         on_notification_lost: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
-        """Set callbacks for announcements, violations, and lost announcements."""
+        """Set the callbacks for announcements, violations, and hosts that may have missed some.
+
+        Call it before there is a connection.
+        """
         self._on_notification, self._on_notification_lost = on_notification, on_notification_lost
         self._protocol_violated = protocol_violated
 
@@ -162,7 +165,7 @@ class PeerNetwork:
         requests: Sequence[peer_wire.ChunkRequest],
         on_answers: client_connection.OnAnswers,
     ) -> None:
-        """Request chunks of ``host``, of one class of connections; never waits for them.
+        """Request chunks of ``host``, of one class of connections; callers keep deadlines.
 
         :param on_answers: called with each unverified answer or loss, never from within this call
         :raises errors.LocalProtocolError: an older request with such a number may be answered yet

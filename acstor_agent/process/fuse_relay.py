@@ -46,7 +46,7 @@ class Relay:
                 _be_relay(connection, theirs)
 
     def connect(self) -> socket.socket:
-        """Return the next worker's socket, which serves as /dev/fuse, or raise OSError."""
+        """Return the next worker's /dev/fuse, a socket, or raise OSError if the relay exited."""
         kernels, workers = _pair()
         with kernels:
             try:

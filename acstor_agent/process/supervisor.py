@@ -111,7 +111,10 @@ class Supervisor:
         self._held: list[int] = []  # ended workers of which the kernel still holds threads
 
     def run(self) -> int:
-        """Mount, run workers until a stop signal, unmount; return a status, or raise Unusable."""
+        """Mount, run workers until SIGTERM or SIGINT, unmount; return an exit status.
+
+        :raises errors.Unusable: the mount point cannot be used
+        """
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         connection = self._connection = self._connect()
         if not fuse_init.can_resend(connection.record.mounted.init_request):
@@ -126,7 +129,7 @@ class Supervisor:
             self._disconnect(connection)
 
     def _connect(self) -> fuse_connection.MountConnection:
-        """Take back the kept connection, if its mount exists, or mount; no worker answers accesses.
+        """Take back the kept connection, if its mount exists, without access to it; or mount.
 
         :raises errors.Unusable: mounting failed, or guests use a mount that cannot be served here
         """

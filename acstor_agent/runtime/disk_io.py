@@ -71,7 +71,10 @@ def deferred_stream() -> requests.Stream:
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
-    """Return the policy for a folder's device, ``none`` if virtual: it always claims to rotate."""
+    """Return the policy that suits the device of a folder; ``none`` for a missing folder.
+
+    A virtual disk reports that it rotates whatever it is, so it gets ``none``.
+    """
     try:
         number = os.stat(folder).st_dev
     except OSError:

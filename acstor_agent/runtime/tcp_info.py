@@ -9,7 +9,7 @@ _NO_SAMPLE = 0xFFFF_FFFF
 
 
 def least_rtt_s(sock: socket.socket) -> float:
-    """Return the least round-trip time of five minutes (0: unknown), or raise OSError."""
+    """Return the least RTT of the last five minutes (0: unknown), or raise OSError if closed."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_US.size)
     [least_us] = _MIN_RTT_US.unpack(info)
     return 0.0 if least_us == _NO_SAMPLE else least_us / 1e6

@@ -99,7 +99,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def read_into(self, space: memoryview, *more: memoryview) -> int:
-        """Decrypt up to RECORDS_IN_A_ROW records into ``space``; return the bytes, 0 if none.
+        """Decrypt up to RECORDS_IN_A_ROW records into ``space``; return the number of bytes.
 
         :param more: space that follows; if given, many records may fill ``space``, else one
         :raises ssl.SSLError: the data is not authentic

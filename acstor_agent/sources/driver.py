@@ -104,7 +104,7 @@ class Driver(base.Source):
     @classmethod
     @abc.abstractmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "Driver":
-        """Create the source from its option group, or raise Unusable for an invalid option."""
+        """Create the source from its option group; raise Unusable if one is missing or invalid."""
 
     def prefer_location(self, levels: Sequence[str]) -> None:
         """Prefer copies at the host's location, the widest level first; by default does nothing."""
@@ -116,7 +116,10 @@ class Driver(base.Source):
     async def fill_run(self, run: BlobRun) -> None:
         """Fill the buffers in order, and report progress by :meth:`BlobRun.pieces_filled`.
 
-        Pieces reported as filled stay valid if the rest fails, with an error of :class:`Source`.
+        Pieces reported as filled stay valid if the rest fails.
+
+        :raises errors.ChunkMissing: there is no such blob, or it is too short
+        :raises errors.SourceUnreachable: a transient fault
         """
 
     async def read_pieces(self, request: base.PieceRequest) -> None:

@@ -206,7 +206,11 @@ class GlanceSource(driver.Driver):
         return self._places.get(blob)
 
     async def find(self, blob: base.Blob, *, is_in_use: bool) -> BlobLocation:
-        """Look up a blob (``is_in_use``: deactivated ones, too), or raise ChunkUnavailable."""
+        """Look up a blob in Glance, and check that it may be used.
+
+        :param is_in_use: accept a deactivated image
+        :raises errors.ChunkUnavailable: it may not, or Glance is unreachable
+        """
         what = f"the place of {blob.file_name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 

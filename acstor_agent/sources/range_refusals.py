@@ -41,7 +41,7 @@ class RangeRefusals:
     def record_refusal(
         self, blob: base.Blob, size_bytes: int, error: http_range.RangeRefused
     ) -> str:
-        """Return the reason and the remedy if an error means this; empty: it does not."""
+        """Record a refusal of ranges, and return its meaning; empty: the error is another one."""
         is_inside = error.range_request.offset + error.range_request.length <= size_bytes
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""

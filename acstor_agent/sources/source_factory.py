@@ -50,9 +50,10 @@ def build(
     delegated_host: download_source.DelegatedHost = lambda image_id: "",
     grants: host_grants.HostGrants | None = None,
 ) -> Sources:
-    """Return the sources ``names``, the preferred one first, or raise Unusable.
+    """Return the sources ``names``, the preferred one first.
 
     :param nursery: runs reads that callers share; must outlive the source's use
+    :raises errors.Unusable: a source is not installed, does not load, or has invalid options
     """
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())

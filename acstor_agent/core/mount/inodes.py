@@ -108,7 +108,7 @@ class Inodes:
         return self._number_of(name) & ((1 << _HASH_BITS) - 1)
 
     def register_image(self, image_id: ids.ImageId) -> int:
-        """Register an image and return its inode, or raise NumberInUse if another has that."""
+        """Register an image; return its inode, or raise NumberInUse if another image has it."""
         inode = self.of_image(image_id)
         self._own(inode, f"image {image_id}")
         self._images[inode] = image_id
@@ -116,7 +116,7 @@ class Inodes:
         return inode
 
     def register_disk(self, disk_id: disk_header.DiskId) -> int:
-        """Register a disk and return its inode, or raise NumberInUse if another has that."""
+        """Register a disk; return its inode, or raise NumberInUse if another disk has it."""
         inode = self.of_disk(disk_id)
         self._own(inode, f"disk {disk_id}")
         self.disks[inode] = disk_id
@@ -175,7 +175,11 @@ class Inodes:
         return self._number_of(b"process %d %d" % (pid, started)) % ((1 << _TAG_BITS) - 1) + 1
 
     def open(self, inode: int, recorded_as: int, tag: int = 0) -> int:
-        """Return a handle for a new opener; ``recorded_as`` 0: not recorded, ``tag`` 0: unknown."""
+        """Return a handle for a new opener of a mirror.
+
+        :param recorded_as: opener number of the boot recorder, 0 if it does not record it
+        :param tag: of the opening process; 0 if unknown
+        """
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
         self.opening_of(handle)

@@ -42,7 +42,7 @@ class Thread(NamedTuple):
 
 
 def thread_of(stat: str) -> Thread:
-    """Return the contents of a ``stat`` file with any name field, or raise ValueError.
+    """Parse a ``stat`` file, whose name field may contain anything, or raise ValueError.
 
     >>> thread_of("7 (a) b) D 1 7 7 0 -1 4194304 " + "0 " * 12 + "900 0 0 0 0 0 0 0 0 256 0")
     Thread(state='D', flags=4194304, started=900, pending=256)
@@ -76,7 +76,9 @@ Shares = Callable[[FileHolder, FileHolder], bool]
 
 
 def may_end(tag: int, holders: Sequence[FileHolder], shares: Shares) -> bool:
-    """Return whether all processes that may use a handle, opened by ``tag``, are being killed.
+    """Return whether all processes that may use a handle are being killed.
+
+    :param tag: of the process that opened the handle; 0 if unknown
 
     >>> dying, living = FileHolder(7, 1, 7, (3,), True), FileHolder(8, 2, 8, (3,), False)
     >>> [may_end(tag, [dying, living], lambda one, other: False) for tag in (1, 2, 0)]

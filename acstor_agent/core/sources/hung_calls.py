@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits the system calls that hang in the kernel at a dead file server.
 
-A thread in such a call can only be abandoned; then it hangs once it is older than HANGS_AFTER_S.
-With ``most`` hung calls (fewer of one file) no new one starts until one returns, except one after
-TRY_AGAIN_S, then after twice as long each time, while fewer than twice ``most`` hang.
+A thread in such a call cannot be ended, only abandoned. An abandoned call older than HANGS_AFTER_S
+hangs. With ``most`` hung calls (fewer of one file) no new one starts until one returns, except one
+after TRY_AGAIN_S, then after twice as long each time, while fewer than twice ``most`` hang. A call
+that returns discounts the abandoned ones that began before it.
 """
 
 import dataclasses
@@ -52,7 +53,7 @@ class Fence:
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
-        self._most, self._most_of_one = most, most_of_one  # hung calls that close it, or one file
+        self._most, self._most_of_one = most, most_of_one  # hung calls, of one file
         self._calls: set[Call] = set()
 
     def begin_call(self, of: Hashable, now_s: float) -> Call:

@@ -3,8 +3,8 @@
 
 A request asks the preferred source, retries after transient faults with a jittered pause ("equal
 jitter", Brooker, 2015), then asks the next source for the missing pieces. When a source is silent
-for longer than usual, the next one is asked as well, within a budget (``hedge``), or, after
-SILENT_LONGEST_S, for one request.
+for longer than usual, the next one is asked as well, within a budget (``hedge``); after
+SILENT_LONGEST_S one request to the silent source may exceed it.
 """
 
 import math

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps pieces of an image to ranges of its stored file: runs, cut into tiles read once each."""
+"""Maps pieces of an image to ranges of its stored file.
+
+A piece needs fragments of extents; adjacent ones form a run, read as one. Runs of several pieces
+may overlap, as in a cluster larger than a chunk, so they are cut into tiles, each read once.
+"""
 
 import bisect
 from collections.abc import Iterable

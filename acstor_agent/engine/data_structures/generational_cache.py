@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An approximation of LRU without links: a young generation, which replaces the old one."""
+"""A cache with two generations, an approximation of LRU without links.
+
+Used entries move to the young generation. When that holds half of the allowed weight, it becomes
+the old one, and the old one is dropped.
+"""
 
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -11,7 +15,10 @@ V = TypeVar("V")
 
 
 class GenerationalCache(Generic[K, V]):
-    """A mapping that evicts old entries beyond ``limit`` by weight (``weigh`` None: each has 1).
+    """A mapping that evicts the least recently used entries.
+
+    :param limit: weight of all entries at most
+    :param weigh: returns the constant weight of a value; None: each weighs 1
 
     >>> table = GenerationalCache(limit=4)
     >>> for key in "abc":

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negative caches: images that the source denies, and chunks that hosts deny."""
+"""Negative caches: images that the source denies, and chunks that hosts deny.
+
+A chunk counts as lost only after repeated denials for ``lost_after_s``, during which no host has
+left the v-node table: a source may deny an image wrongly for a while, and the host may restart.
+"""
 
 from collections.abc import Hashable
 from collections.abc import Iterable
@@ -38,9 +42,12 @@ class NegativeCache:
         return len(self._denied)
 
     def record_denial(self, image_id: ids.ImageId, now_s: float) -> float:
-        """Record that the source denies an image; return the seconds until that counts."""
+        """Record that the source denies an image; return the seconds until that counts.
+
+        Once it counts, it keeps counting while the image is requested every ``lost_after_s``.
+        """
         first_s, last_s = self._denied.get(image_id, (now_s, now_s))
-        is_believed = last_s - first_s >= self._lost_after_s  # stays so if requested that often
+        is_believed = last_s - first_s >= self._lost_after_s
         longest_s = max(ASKED_EVERY_S, self._lost_after_s) if is_believed else ASKED_EVERY_S
         if now_s - last_s > longest_s:
             first_s = now_s

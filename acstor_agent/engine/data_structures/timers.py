@@ -45,7 +45,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def set_timer(self, at_s: float, due: Due, what: Any) -> None:
-        """Set a timer, for a batch rather than a chunk; those of the same time are due in order."""
+        """Set a timer, for a batch rather than a chunk; equal times are due in order of setting."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending reads of this host, from request to reply: each gets one answer by its deadline."""
+"""Pending reads of this host, from request to reply.
+
+Each waiter gets one answer before its deadline: all bytes of its batch, or the reason why one is
+missing. When all providers failed, waiters that are not patient get the failure; for guests the
+fetch is retried after a pause (``retries``).
+"""
 
 import collections
 import math

@@ -47,7 +47,7 @@ class RequestsOut:
         timeout_s: float,
     ) -> None:
         self._out, self._deadlines, self._peers = out, deadlines, peers
-        self.timeout_s = timeout_s  # of silence after it was sent, which ends an attempt
+        self.timeout_s = timeout_s  # of silence after sending, which ends an attempt
         self.split: Callable[[Attempt, list[int]], Attempt] = split_ended
         self._untimed: dict[Attempt, None] = {}
 
@@ -123,7 +123,7 @@ class RequestsOut:
         host: ids.HostId,
         answers: Sequence[tuple[int, T]],
         now: float,
-        classify: Callable[[T], Hashable] | None = None,  # chunks of different classes are split
+        classify: Callable[[T], Hashable] | None = None,  # splits chunks by class; None: one
     ) -> list[tuple[Attempt, list[T]]]:
         """End answered attempts, split if only partly; return them with the answers by chunk."""
         peer = self._peers.get(host)

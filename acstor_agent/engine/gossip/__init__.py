@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announcements of chunks between hosts: hints, of which a wrong one costs only a request."""
+"""Announcements of chunks between hosts: a wrong one costs a request, never wrong bytes."""

@@ -2,10 +2,11 @@
 """Announcements: held chunks, evicted chunks, and eviction hints.
 
 A message names segments, each with a bitmap of chunks (:mod:`acstor_common.model.segments`). It is
-accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`. A
-neighbour is not sent what it announced or gave itself: for each chunk the table keeps the
-neighbours that were *skipped*, so one encoded message serves all others. *Hints* tell hosts with
-surplus copies of chunks of this home to evict them first. Full queues and tables drop the oldest.
+accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`, and
+with the same segment length. A neighbour is not sent its own announcements, or chunks it gave: for
+each chunk the table keeps the neighbours that were *skipped*, so one encoded message serves all
+others. *Hints* tell hosts with surplus copies of chunks of this home to evict them first. Full
+queues and tables drop their oldest entry.
 """
 
 from collections.abc import Collection
@@ -56,7 +57,7 @@ _Chunks = Sequence[segments.Chunks]
 
 
 class AnnouncementLimits:
-    """Limits of the chunks and look-ups of each peer's announcements, and of all look-ups.
+    """Rate limits for the chunks and look-ups of peers' announcements; the excess is dropped.
 
     >>> h1, h2 = ids.HostId("h1"), ids.HostId("h2")
     >>> limits = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)

@@ -3,7 +3,8 @@
 
 The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner within
 the table's distance threshold, so each group of near hosts reads the source once. Before that, a
-home may ask *upstreams* in mode RELAYED, which ask no other host: a request takes one more hop.
+home may ask its *upstreams*, which probably hold the chunk, in mode RELAYED. They ask no other
+host, so a request takes one more hop at most, whatever tables the hosts have.
 """
 
 import enum

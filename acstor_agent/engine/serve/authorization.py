@@ -116,9 +116,9 @@ class Authorization:
     def may_serve(self, ref: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
         """Return whether a cached chunk may be given under the requested name.
 
-        After a restart, names of cached chunks are unknown. A requester that asks only holders may
-        have no other provider, so it gets such chunks under images that were attached at the start
-        and still are. Other images must not reveal what was fetched for them.
+        After a restart, names of cached chunks are unknown. A requester in a mode that does not
+        read the source may have no other provider, so it gets such chunks under images that were
+        attached at the start and still are. Other images must not reveal what was fetched for them.
         """
         if self.names.may_serve(ref.cid, ref.oid):
             return True

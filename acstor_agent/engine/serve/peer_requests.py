@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of peers, each answered once, cancelled or timed out, in bounded number per host."""
+"""Requests of peers: each is answered once, cancelled, or times out.
+
+The chunks that one host can make this host hold and fetch are bounded, including fetches for which
+it no longer waits. The mode of a request limits what it may wait for.
+"""
 
 import collections
 from collections.abc import Hashable

@@ -206,7 +206,7 @@ class Referrals:
     def referrals_for(
         self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority.Priority
     ) -> tuple[ids.HostId, ...]:
-        """Return the hosts to refer ``host`` to: few recent referrals, and near to the root."""
+        """Return hosts to refer ``host`` to, the best first: few referrals, near to the root."""
         known, key = self._known.get(ref.ring_position), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
             return ()  # a host that asks again was not served: do not refer it again

@@ -4,7 +4,7 @@
 A used image is pinned (``pins``). After its boot, missing chunks are fetched at the lowest
 priority, one image at a time, oldest pin first (``background_fill``). An unused image is unpinned;
 its chunks stay until evicted. With replication, a host keeps only its share of each image, also of
-images that other hosts use (``replication``).
+images that other hosts use (``replication``); an image is fully cached when all hosts have theirs.
 """
 
 import dataclasses

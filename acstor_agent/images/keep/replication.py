@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replication: hosts ask each other to keep their shares of images.
 
-This host regularly leases the images that its instances use, and reports the state of its shares to
-hosts that lease theirs (``core/images/replica_holders.py``, ``core/images/replica_leases.py``).
+This host regularly leases from the others the images that its instances use, and reports to each
+the state of its leases here (``core/images/replica_holders.py``, ``replica_leases.py``).
 Leased images are filled after its own (:mod:`hydration`). A lease only names an image: the contents
 come from this host's own source, and all effects of leases are bounded.
 """

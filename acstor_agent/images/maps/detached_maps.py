@@ -219,7 +219,8 @@ class DetachedMaps:
     ) -> tuple[chunk_map.Subject, boot_image.Head]:
         """Return an active image and its boot image's head, as the source has them now.
 
-        :raises errors.ChunkUnavailable: neither exists, this host may not read it, or no answer
+        :raises errors.ChunkUnavailable: there is no such image or boot image, this host may not
+            read it, or the source does not answer
         :raises errors.BootImageFormatError: it is no boot image of this image
         """
         self._check_missing(image_id)

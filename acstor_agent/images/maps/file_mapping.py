@@ -21,7 +21,11 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def read_only(fd: int, length: int) -> memoryview:
-    """Return the first bytes (1 to all) of a file, mapped while views exist, or raise OSError."""
+    """Return the first bytes of a file, mapped while the view or a part of it exists.
+
+    :param length: at least 1, and at most the length of the file
+    :raises OSError: the file cannot be mapped
+    """
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED:
         number = ctypes.get_errno()

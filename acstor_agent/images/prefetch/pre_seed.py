@@ -50,7 +50,10 @@ async def pre_seed(
     is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
-    """Fetch an image's missing chunks and return byte counts, or raise AcstorError."""
+    """Fetch an image's missing chunks; return the byte counts.
+
+    :raises errors.AcstorError: a chunk is unavailable; fetched ones stay
+    """
     cut = image.map.geometry
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):

@@ -3,7 +3,7 @@
 
 The head comes from the source (and is kept on disk); frames come like chunks, by the exchange. A
 chunk enters memory when it hashes to its CID in the chunk map. A guest that needs a chunk of a
-missing frame raises the frame's priority. Guests read without a bad boot image.
+missing frame raises the frame's priority. A bad boot image is ignored.
 """
 
 import dataclasses

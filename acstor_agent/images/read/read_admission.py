@@ -135,7 +135,10 @@ class ReadAdmission:
         raise errors.DeadlineExceeded(f"the turn of {guest}", self.deadline_s)
 
     def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_TrackedRequest":
-        """List a waiting request in a block (once if nested); raise QueueFull or ReaderKilled."""
+        """Return a context that lists a request as waiting; nested ones have no effect.
+
+        It raises QueueFull and ReaderKilled as :meth:`run_admitted`.
+        """
         return _TrackedRequest(self, guest, REQUEST_BYTES + more_bytes)
 
     def begin_request(

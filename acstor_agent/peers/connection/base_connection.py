@@ -37,7 +37,7 @@ Part = peer_wire.Message | peer_wire.ChunkRequest
 
 
 class PeerConnection(abc.ABC):
-    """One end of a connection; ``receiver`` has received Hello, ``peer`` is the other in words."""
+    """One end of a connection; ``receiver`` has received Hello, ``peer`` names the other end."""
 
     def __init__(
         self,

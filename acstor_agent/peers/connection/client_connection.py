@@ -93,7 +93,11 @@ class ClientConnection(base_connection.PeerConnection):
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: OnAnswers
     ) -> None:
-        """Send or queue requests; raise LocalProtocolError if a number is, or just was, in use."""
+        """Send requests, in few messages; while the socket is full they are queued.
+
+        :param on_answers: called with the answer to each request, once
+        :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
+        """
         check_numbers(requests, *self.used_numbers)
         if not self._waiting:
             self.last_progress = trio.current_time()  # silence counts from now on

@@ -62,7 +62,10 @@ async def await_hello(
     host_id: ids.HostId,
     admission: Admission,
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
-    """Await and answer Hello, or raise NotAuthenticated; return it and what came with it."""
+    """Wait for Hello and answer it; return it and the messages that came with it.
+
+    :raises errors.NotAuthenticated: the host is not admitted, or uses this host's name
+    """
     theirs, early = await _receive_hello(link, receiver, admission)
     if theirs.host_id == host_id:
         raise errors.NotAuthenticated(f"Hello of {host_id}", "that is this host's own name")

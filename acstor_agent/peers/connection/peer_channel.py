@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connection to one host for one class of requests, from dialling to its end.
 
-Requests of a failed dial are lost in the next turn: a requester that asks again would recurse.
+If the dial fails, waiting requests are reported as lost in the next turn of the loop, since a
+requester that asks again at once would recurse.
 """
 
 import contextvars

@@ -2,7 +2,8 @@
 """The server end of a connection: takes another agent's requests, sends answers.
 
 Requests in progress and bytes of answers are bounded, per host and in total; others wait in the
-socket. A timeout starts when its request is received. Requests that arrived together are one call.
+socket. A timeout starts when its request is received. Requests that arrived together are passed to
+the handler in one call.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,11 @@ class HttpConnector:
         return self._threads.hanging
 
     async def connect_socket(self, host: str, port: int) -> socket.socket:
-        """Return a connected non-blocking socket, or raise OSError or SourceUnreachable."""
+        """Return a connected non-blocking socket.
+
+        :raises OSError: the server cannot be reached, or the name is unknown
+        :raises errors.SourceUnreachable: too many calls of the resolver hang
+        """
         stream = await _connect_any(await self._addresses(host, port), host, port)
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)

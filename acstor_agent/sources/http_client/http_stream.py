@@ -177,7 +177,7 @@ async def connect(
 
 
 def tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
-    """Return a TLS context (``ca_file`` None: the system's authorities), or raise Unusable."""
+    """Return a TLS context (no ``ca_file``: the system's authorities); Unusable for a bad file."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes ssl.SSLError
