@@ -124,7 +124,7 @@ class _Clients:
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[trio.CancelScope]:
-        """Register a client until the block ends or it is replaced, or raise QueueFull."""
+        """Register a client for a block, or until replaced; raise QueueFull if no other is idle."""
         if len(self._idle) + len(self._busy) >= self._limit:
             self._make_room()
         with trio.CancelScope() as client:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens and accepts connections between agents: TCP options and the handshake.
 
-In a mutual TLS 1.3 handshake each side sends a secret. Keys derived from both then encrypt whole
-frames (``peer_encryption``), not TLS records of 16 KiB. A failure leaves no socket open.
+In a mutual TLS 1.3 handshake each side sends a secret. TLS then ends without a close_notify, and
+keys derived from both secrets encrypt whole frames (``peer_encryption``), not records of 16 KiB. A
+failure leaves no socket open.
 """
 
 import contextlib

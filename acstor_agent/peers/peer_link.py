@@ -96,7 +96,7 @@ class PeerLink:
         self._early = early  # received with the handshake
 
     async def receive(self, receiver: peer_receiver.Receiver) -> list[peer_wire.Message] | None:
-        """Return the next messages, None if the other side closed, or raise RemoteProtocolError."""
+        """Return messages (1 or more), None if the peer closed, or raise RemoteProtocolError."""
         messages: list[peer_wire.Message] | None
         if self._early:
             early, self._early = self._early, b""

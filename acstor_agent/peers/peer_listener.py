@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listening sockets of an agent: accepts connections, and reopens sockets that fail.
 
-A host does not notice a dead listener by itself, since it still reaches others.
+A host does not notice its own dead listener, since it still reaches others.
 """
 
 import errno

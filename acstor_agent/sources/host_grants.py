@@ -55,7 +55,7 @@ class HostGrants:
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
-        """Return the headers that permit a request to the gateway, or raise ChunkUnavailable.
+        """Return the headers for the gateway; raise ChunkUnavailable if there is no grant.
 
         :param target: see :func:`image_grants.target_of`
         """

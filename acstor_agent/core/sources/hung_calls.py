@@ -53,7 +53,7 @@ class Fence:
     """
 
     def __init__(self, most: int, most_of_one: int) -> None:
-        self._most, self._most_of_one = most, most_of_one  # hung calls, of one file
+        self._most, self._most_of_one = most, most_of_one  # of all, of one file
         self._calls: set[Call] = set()
 
     def begin_call(self, of: Hashable, now_s: float) -> Call:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses between retries of chunks that guests need and no provider could give."""
+"""Pauses between retries of chunks that guests need and no provider could give.
+
+Due retries take turns image by image, after guests that have just arrived.
+"""
 
 import collections
 from collections.abc import Iterator

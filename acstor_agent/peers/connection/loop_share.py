@@ -83,7 +83,7 @@ class LoopShare:
 def small_messages(
     messages: Sequence[peer_wire.Message], is_open: Container[int] = frozenset()
 ) -> int:
-    """Count the messages to charge: not the first Cancel or RaisePriority of an open request."""
+    """Count messages to charge: not the first Cancel or RaisePriority of an open or new request."""
     small = [message for message in messages if isinstance(message, _SMALL)]
     named = [
         request

@@ -93,7 +93,7 @@ class HttpResponse:
         return bytes(body)
 
     async def stream_body(self, limit_bytes: int, receive: ReceivePart) -> int:
-        """Pass the body to ``receive`` in parts; return its length or raise SourceUnreachable."""
+        """Pass the body to ``receive``; return its length. Raise SourceUnreachable if too long."""
         self._part_bytes, count_bytes = PART_BYTES, 0
         while not isinstance(event := await self._next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
