@@ -2,7 +2,8 @@
 """Base files of overlay volumes on a share, and the links that count their users.
 
 The bytes of an image have one base file, ``acstor-<image id>-<hash>``: first a symbolic link to the
-mirror on the host that opens it, later a copy.  A volume has a link ``<volume name>.<image id>``.
+mirror on the host that opens it, later a copy.  A volume's link ``<volume name>.<image id>`` names
+its base, and shows that the base is in use.
 """
 
 import contextlib
@@ -74,7 +75,10 @@ def list_uncopied(share: pathlib.Path) -> list[str]:
 
 
 def finish_copy(share: pathlib.Path, base: str, size_bytes: int) -> bool:
-    """Put a complete copy in the link's place; return whether it is used; OSError: incomplete."""
+    """Put a complete copy in the place of the link; return whether a volume still uses it.
+
+    :raises OSError: the copy has another length, or is not on the disk
+    """
     copy = copy_path(share, base)
     if not (share / base).is_symlink():
         copy.unlink(missing_ok=True)

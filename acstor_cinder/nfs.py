@@ -68,7 +68,7 @@ class MirrorNfsDriver(nfs.NfsDriver):  # type: ignore[misc]  # Cinder has no typ
     ) -> tuple[dict[str, Any] | None, bool]:
         """Make a volume on an image's base file, if acstor serves the image.
 
-        Return Cinder's update of the volume, and whether it was made; if not, Cinder downloads it.
+        Return Cinder's update, and whether the volume was made; if not, Cinder downloads the image.
         """
         try:
             image = self._attach(image_meta)

@@ -160,7 +160,7 @@ class TaskSender:
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time)
 
     def send_task(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
-        """Send a task to agents of ``hosts`` (None: all); BusUnreachable, maybe after some."""
+        """Send a task to agents of ``hosts`` (None: all); BusUnreachable: some may have it."""
         every: list[tuple[dict[str, Any], tuple[str, ...]]] = (
             [({"fanout": True}, ())]
             if hosts is None

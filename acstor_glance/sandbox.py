@@ -68,7 +68,7 @@ def command_prefix(
     rlimits: Mapping[str, int | str],  # of prlimit(1); a text is ``SOFT:HARD``
     devices: Sequence[str] = (),  # files in /dev
     group: str = "",
-    files: Mapping[str, pathlib.Path] | None = None,  # by their paths inside
+    files: Mapping[str, pathlib.Path] | None = None,  # by their paths inside; their modes apply
 ) -> list[str]:
     """Return the command prefix that starts a program in the sandbox."""
     limited = ["prlimit", *(f"--{name}={value}" for name, value in rlimits.items()), "--"]

@@ -50,7 +50,8 @@ class WorkQueue:
     but one at most.
 
     In a full queue, an image with rank BOOTED displaces a less urgent one, and one of a known
-    project one of a project with more images; any publisher on the bus may name the others.
+    project one of a project with more images. Images without a known project displace none, because
+    any publisher on the message bus may name them.
     """
 
     def __init__(self, workers: int = 1, *, limit: int = MAX_QUEUED) -> None:

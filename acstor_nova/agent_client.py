@@ -41,7 +41,7 @@ class ZeroMap(NamedTuple):
 
 
 class AgentClient:
-    """Client of one agent; requests raise errors.AgentUnreachable or errors.AgentRefused."""
+    """Client of one agent; requests raise AgentUnreachable, or AgentRefused (also: too old)."""
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
         self._socket_path = socket_path

@@ -2,7 +2,8 @@
 """The policy "cache first": a new server waits until its host has its whole image.
 
 A flavor (extra spec ``acstor:fully_cached_within``) or an image (property
-``img_fully_cached_within``) has it, as a time limit in seconds; a flavor's counts first.
+``img_fully_cached_within``) has it, as a time limit in seconds; a flavor's precedes. Such a server
+never waits for the image store once it is ACTIVE.
 
 Tenants make images, so their limit is shorter (a build that waits has one of nova-compute's places)
 and their fill is not urgent. An operator's own decision about the image's fill stands.

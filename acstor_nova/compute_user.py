@@ -77,7 +77,7 @@ def account(name: str) -> User:
 def find_user(
     name: str, root: pathlib.Path = pathlib.Path("/"), service_account: str = ACCOUNT
 ) -> User:
-    """Return the user to check; no name: nova-compute's, ``service_account`` or the current."""
+    """Return the user ``name``; "": nova-compute's, else ``service_account``, else the current."""
     runs = running_user(root, service_account)
     if runs is not None and name in ("", runs.name):
         return runs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of acstor in nova.conf, group [acstor]; ``driver`` there is oslo.config's."""
+"""Options of acstor in nova.conf, group [acstor]; oslo.config's ``driver`` must be ``acstor``."""
 
 from oslo_config import cfg
 

@@ -134,7 +134,7 @@ class HostContext:
             mirror_link.read_head(path)
         except OSError as e:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
-        # It is raw; the original was inspected when its chunk map was made.
+        # The mirror is raw; the original image was inspected when its chunk map was made.
         self.nova.inspect(image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
@@ -188,9 +188,10 @@ class HostContext:
     def why_unreadable(
         self, base: str, image: image_record.Image | None = None
     ) -> Exception | None:
-        """Return why Nova cannot read the image behind a link; None if it can, or the agent starts.
+        """Return why Nova cannot read the image behind a link; None if it can, or may soon.
 
-        A read of the mirror may block Nova's process. Raises Nova's errors as :meth:`attach_image`.
+        It asks the agent first, because a read of the mirror may block Nova's process; a silent
+        agent may be starting. Raises Nova's errors as :meth:`attach_image`.
         """
         image_id = mirror_link.image_of(base)
         if image_id is not None:
@@ -215,7 +216,7 @@ class HostContext:
     def wait_until_readable(
         self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> None:
-        """Wait until an image's mirror with ``os_hash`` can be read, or raise AcstorError."""
+        """Wait until a mirror can be read; AcstorError: not in ``agent_start_s``, or other bytes."""
         with tracing.Span("acstor_mirror_readable", image=image_id):
             self._wait_until_readable(image_id, os_hash)
 

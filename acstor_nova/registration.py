@@ -6,8 +6,8 @@ oslo.config loads :class:`Driver` for a configuration source before it reads opt
 value that stock Nova rejects. Hooks are installed when Nova imports its libvirt modules.
 
 Nova must always start: if it differs from :data:`nova_hooks.HOOKS`, ``acstor`` means ``qcow2``.
-Other processes of Nova, one with root's privileges, load this module too, so others are imported
-only when needed.
+Other processes of Nova, one with root's privileges, load this module too, so it imports other
+libraries only when needed.
 """
 
 import functools

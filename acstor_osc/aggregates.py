@@ -23,7 +23,10 @@ class AggregateHosts(NamedTuple):
 def find_hosts(
     manager: Any, api: client.Client, name: str, page_hosts: int = PAGE_HOSTS
 ) -> AggregateHosts:
-    """Return an aggregate's hosts (``name``: or ID); CommandError: none is up, or too many."""
+    """Return the hosts of an aggregate; ``name`` is its ID or its name in Nova.
+
+    :raises exceptions.CommandError: no host of it sends samples, or it has too many hosts
+    """
     found = manager.sdk_connection.compute.find_aggregate(name, ignore_missing=False)
     wanted = sorted(set(found.hosts or ()))
     silent = _list_silent(api, wanted, page_hosts)

@@ -10,7 +10,7 @@ OPTION = "--os-acstor-api-version"
 
 
 def parse(text: str) -> str:
-    """Return the version that an option requests; 1: the newest of both sides; or CommandError.
+    """Return an option's version, 1: the newest of both sides; CommandError: it is unknown.
 
     >>> [parse(text) for text in ("latest", "1", "1.0")]
     ['1', '1', '1.0']

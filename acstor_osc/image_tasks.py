@@ -34,7 +34,10 @@ def send_task(
     what: str,
     body: Mapping[str, object],
 ) -> Any:
-    """Send hosts a task; return columns and rows of their progress; CommandError: one failed."""
+    """Send hosts a task for an image; return the columns and rows of their progress.
+
+    :raises exceptions.CommandError: a host failed, did not receive the task, or is too slow
+    """
     sent = _SentTask(client.client_of(running), image_id, what, body)
     known: Mapping[str, dict[str, Any]] = {}
     if parsed_args.wait:

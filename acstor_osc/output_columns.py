@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of command output; tables, not ``-f json``, show ``?`` for control characters."""
+"""Columns of command output, with texts that tenants or hosts may have chosen.
+
+Tables show ``?`` for each control character; ``-f json`` and ``-f value`` have the original data.
+"""
 
 from collections.abc import Iterable
 from typing import Any

@@ -25,7 +25,8 @@ class FifoOrder(cache_slot.LruOrder):
 class LfuOrder(cache_slot.Order):
     """Least frequently used first, by the power of two, then by the last use.
 
-    Each step takes constant time; Shah, Mitra, Matani 2010 do not, once slots leave and come back.
+    Each step takes constant time.  With the exact lists of Shah, Mitra, Matani 2010 it does not,
+    once slots leave and come back.
     """
 
     LEVELS = 32

@@ -3,7 +3,8 @@
 
 Reads and writes are served in batches, each in ascending order; a batch begins with the oldest
 request if its deadline has passed.  Reads precede writes, WRITES_STARVED times at most.
-Simplified: no merging, one request at a time.  As in Linux after 2.6.18, a batch may have gaps.
+Simplified: no merging, one request at a time.  Linux 2.6.18, which Ling 2015 used, also ends a
+batch at a gap; later versions, as here, do not.
 """
 
 import itertools

@@ -68,7 +68,10 @@ def new_state(base: ids.ImageId, chunk_bytes: int) -> DiskState:
 
 
 class DiskStates:
-    """State files of this host's disks, one thread per disk; OSError without their folder."""
+    """State files of this host's disks; one thread per disk.
+
+    The folder is created with mode 0700, because it has keys; this may raise OSError.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder

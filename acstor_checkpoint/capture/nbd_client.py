@@ -94,7 +94,7 @@ class Export(NamedTuple):
 
     path: str  # of the Unix socket
     name: str
-    pid: int  # expected server: others may be able to replace the socket
+    pid: int  # of the expected server, because other processes may replace the socket
     size_bytes: int  # expected size
 
 

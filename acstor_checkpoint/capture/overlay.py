@@ -36,7 +36,10 @@ def stamp(path: str) -> Stamp:
 
 
 def check_backing_file(fd: int, path: str, base: str) -> None:
-    """Raise Unusable unless ``base`` backs an open overlay: the guest's QEMU writes its header."""
+    """Raise Unusable unless ``base`` backs an open overlay.
+
+    The guest's QEMU can write the header, and QEMU's tools, which run as root, follow it.
+    """
     check_backing(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 
 

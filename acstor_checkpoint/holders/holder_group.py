@@ -107,9 +107,10 @@ class AllNames(Container[ids.Cid]):
 class HolderGroup:
     """The holders of one disk, called concurrently; not thread-safe.
 
-    A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
-    the rest of the slack (half an interval if shorter, so that another holder can be asked in
-    time), which quicker requests refill.  Methods raise :class:`HolderFailed` if one is slower.
+    A leaky bucket bounds their time: a request has the time of its size at the slowest rate, and
+    the rest of the slack, which quicker requests refill.  The slack is half an interval if that is
+    shorter, so that another holder can be asked in time.  Methods raise :class:`HolderFailed` if a
+    holder is slower, or fails.
 
     :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param interval_s: of the server's checkpoints; 0: it has none

@@ -123,7 +123,10 @@ class OfflinePull:
 
 
 def rebase(path: str, checkpoint: str, base: str) -> None:
-    """Change a disk's backing file from ``base`` back to the checkpoint, or raise Unusable."""
+    """Change a disk's backing file from ``base`` back to the checkpoint.
+
+    :raises errors.Unusable: the disk is open, or has another backing file than ``base``
+    """
     with overlay.open_file(path, os.O_RDWR) as fd:
         overlay.check_backing_file(fd, path, base)
         argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint]

@@ -3,8 +3,9 @@
 
 A recovered server's disk is an overlay of the checkpoint's disk, which is an overlay of the image's
 mirror.  When the agent has fetched all of the checkpoint, its data is pulled into the overlay, by
-QEMU if the server runs, else by qemu-img in one thread.  Then the mirror is the backing file, so
-the server can migrate, and has checkpoints.  An interrupted pull starts again.
+QEMU if the server runs, else by qemu-img in a separate thread, so that running servers do not wait.
+Then the mirror is the backing file, so the server can migrate, and has checkpoints.  An interrupted
+pull starts again.
 """
 
 import contextlib

@@ -52,7 +52,10 @@ def _reason(e: Exception) -> FailureReason:
 
 
 class Failures:
-    """Failures since the start; a server is listed until it succeeds or leaves; thread-safe."""
+    """Failures since the daemon's start; thread-safe.
+
+    A server is listed until an attempt succeeds without delay, or until it leaves the host.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +94,10 @@ class Failures:
                 )
 
     def failing_servers(self, local: Collection[ids.ImageId] | None) -> list[messages.Failing]:
-        """Return servers whose last attempt failed or was delayed; drop all but ``local`` ones."""
+        """Return servers whose last attempt failed or was delayed.
+
+        :param local: servers of this host; others are forgotten; None: unknown, forget none
+        """
         with self._lock:
             if local is not None:
                 self._failing = {

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's intervals that libvirt's XML lacks, polled from the service; the last remain valid."""
+"""Nova's checkpoint intervals that libvirt's XML lacks, polled from the decision service.
+
+While the service does not answer, the last intervals remain valid.
+"""
 
 import logging
 import time

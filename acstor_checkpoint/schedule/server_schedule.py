@@ -104,7 +104,10 @@ class ServerSchedule:
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
-        """Return the next due server that is not ``busy``, nor retried unless ``may_retry``."""
+        """Return the next due server; None if none is due.
+
+        Skip ``busy`` servers and, without ``may_retry``, those with :meth:`is_retried`.
+        """
         due = [
             entry
             for instance, entry in self._entries.items()
@@ -154,7 +157,7 @@ class ServerSchedule:
     ) -> float:
         """Record a failed checkpoint; return the seconds until the next attempt.
 
-        :param is_replaced: the next attempt uses another holder: the first one is at once
+        :param is_replaced: the next attempt uses another holder, so the first one has no pause
         """
         entry = self._entries.get(instance)
         if entry is None:

@@ -98,9 +98,9 @@ class WorkerPool:
         self._woken.set()
 
     def request_checkpoint(self, instance: ids.ImageId) -> int:
-        """Schedule a server next, or raise Unusable; return its last started checkpoint's number.
+        """Schedule a server next; return the number of its last started checkpoint.
 
-        Later numbers have snapshots after this call.
+        Later numbers have snapshots after this call.  Unusable: it has no checkpoints here.
         """
         with self._lock:
             is_here = self._schedule.has_server(instance)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group commit: one ``syncfs`` for all threads that wait, and a limit of its data per host.
 
-After a failure all later calls fail until a restart: the kernel reports an I/O error once, and not
-for which data.  ``fsync`` would commit the journal for each file; ``syncfs`` also writes other
-processes' data, so a vault should have its own file system.
+A thread waits for a pass that began after its call.  After a failure all later calls fail until a
+restart: the kernel reports an I/O error once, and not for which data.  ``fsync`` would commit the
+journal for each file; ``syncfs`` also writes other processes' data, so a vault should have its own
+file system.
 """
 
 import collections
@@ -103,7 +104,7 @@ class UnsyncedLimit:
 
     @contextlib.contextmanager
     def hold_unsynced(self, owner: ids.HostId, size_bytes: int) -> Iterator[None]:
-        """Count data of a host during the block; wait for its earlier data, or raise OSError."""
+        """Count data of a host during the block; wait for its earlier data (timeout: OSError)."""
         with self._changed:
             self._wait(owner, size_bytes)
             self._held[owner] += size_bytes

@@ -92,7 +92,7 @@ class VaultStore:
                 made.close()
 
     def begin_connection(self, disk: object_names.VaultDisk, connection: int) -> None:
-        """Fence earlier connections' deletions of a disk; delay a host that exceeds its rate."""
+        """Fence deletions of connections with lower numbers; delay a host above its rate."""
         self.lookup_rate.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
             self._fencing.begin_generation(disk, connection)
@@ -274,7 +274,10 @@ class _Incoming:
 
 
 class Batch:
-    """Objects of one disk that are made durable together; a failed batch may leave some."""
+    """Objects of one disk that are made durable together.
+
+    A failed batch may leave some of them.  They are durable but not acknowledged, so harmless.
+    """
 
     def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:
         self._vault, self._folder, self._owner = vault, folder, owner

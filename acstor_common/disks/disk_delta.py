@@ -103,7 +103,10 @@ class ExtentTable:
     def from_runs(
         cls, changes: Iterable[Extent], virtual_size: int, max_extents: int = MAX_EXTENTS
     ) -> "ExtentTable":
-        """Merge extents; TooManyExtents, or ValueError: one is off the disk or out of order."""
+        """Return the table of a disk's extents, merged, or raise TooManyExtents.
+
+        :raises ValueError: an extent is outside of the disk or out of order
+        """
         raw, before = bytearray(), 0
         for change in merge_adjacent(changes):
             if why := _fault_of(change, before, virtual_size):
@@ -185,7 +188,7 @@ def _behind(change: Extent, offset: int) -> Extent | None:
 
 
 class Writer:
-    """Creates the stream: :attr:`front`, the data, :meth:`make_trailer`; ValueError: it cannot fit.
+    """Creates the stream: :attr:`front`, the data, :meth:`make_trailer`.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> table = ExtentTable.from_runs([Extent(512, 512, ExtentKind.DATA)], virtual_size=4096)
@@ -193,6 +196,8 @@ class Writer:
     >>> writer.hash_data(bytes(512))
     >>> len(writer.front + bytes(512) + writer.make_trailer()) == writer.head.stream_bytes
     True
+
+    :raises ValueError: a field does not fit into a header
     """
 
     def __init__(

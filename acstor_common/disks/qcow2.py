@@ -60,7 +60,8 @@ class Qcow2:
     def iter_extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
         """Yield the stored extents of a disk range in order; the rest is zeros.
 
-        One per cluster or subcluster, clipped to ``stop`` and the file; ``start`` begins a cluster.
+        One per cluster or subcluster, clipped to ``stop`` and the end of the file.  ``start`` must
+        begin a cluster (ValueError).
         """
         if start % self.cluster_bytes:
             raise ValueError(f"no cluster begins at {start}")
@@ -220,7 +221,10 @@ class Qcow2:
         return words
 
     def _check_l2_places(self) -> None:
-        """Reject stray or shared L2 tables, which expand without limit; takes up to 3 s."""
+        """Reject L2 tables outside of the file, or overlapping other tables; takes up to 3 s.
+
+        Shared L2 tables would let a small file expand without limit.
+        """
         before, cluster_bytes = 0, self.cluster_bytes
         for offset in self._l2_offsets():
             span = qcow2_header.Span(offset, offset + cluster_bytes, "an L2 table")

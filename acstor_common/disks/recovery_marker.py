@@ -18,7 +18,10 @@ _MAX_BYTES = 64
 
 
 def read(disk: str) -> ids.ImageId | None:
-    """Return the checkpoint whose data a disk may lack, or None; OSError, ValueError: damaged."""
+    """Return the checkpoint whose data a disk may lack; None without marker.
+
+    :raises OSError: unreadable, or a link; ValueError: damaged
+    """
     try:
         fd = local_file.open_regular(_path(disk))
     except FileNotFoundError:

@@ -22,7 +22,7 @@ def unpack_frame(
 ) -> list[tuple[int, memoryview]]:
     """Return a frame's chunks, ``(chunk_no, bytes)``, in order of first touch; 1 ms per MiB.
 
-    The chunk map has not verified them.  BootImageFormatError: the bytes are not the frame's.
+    Callers must verify them by the chunk map.  BootImageFormatError: not the frame's bytes.
     """
     if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches_data(stored):
         raise _fault(what, frame.offset, f"frame {frame.number} does not match its checksum")

@@ -83,14 +83,17 @@ class Seal:
         return ids.cid_of(plain, self.scope_key)
 
     def close(self, name: ids.Cid, plain: Data) -> bytes:
-        """Compress and encrypt a chunk of at most 4 MiB; its :meth:`chunk_name` is not ZERO_CID."""
+        """Seal a chunk of at most 4 MiB under its :meth:`chunk_name`, which is not ZERO_CID."""
         packed = _thread_state.zstd.compress(plain)
         if len(packed) < len(plain):
             return self._chunks.close(layout.Codec.ZSTD, name, packed)
         return self._chunks.close(layout.Codec.STORED, name, plain)
 
     def open(self, name: ids.Cid, sealed: Data, length: int, where: str) -> bytes:
-        """Decrypt a chunk of ``length`` bytes from holder ``where``; ChunkInvalid: not this one."""
+        """Decrypt and decompress a chunk of ``length`` bytes on the disk, from holder ``where``.
+
+        :raises errors.ChunkInvalid: altered, cut, or another chunk
+        """
         what = f"chunk {name.hex()}"
         try:
             codec, stored = self._chunks.open(name, sealed, length)

@@ -138,7 +138,10 @@ class ChunkMap:
             return view[self._index_at : self._firsts_at].cast("I")
 
     def first_chunk(self, content_no: int) -> int:
-        """Return a chunk with a content; a hint: compare CIDs.  Contents are ordered by CID."""
+        """Return the first chunk with a content; contents are numbered in the order of CIDs.
+
+        The index is a hint: callers must compare CIDs.
+        """
         at = self._firsts_at + content_no * NUMBER_BYTES
         chunk_no: int = _read_number(self._buffer, at)[0]
         return chunk_no
@@ -191,7 +194,7 @@ class ChunkMap:
                 pause()
 
     def zero_bitmap(self) -> bytes:
-        """Return a bit per chunk, lowest first, set for zeros; 1 ms per 10,000 distinct chunks."""
+        """Return a bit per chunk, lowest first, 1 for zeros; 0.1 us a chunk of distinct blocks."""
         of_block: dict[int, bytes] = {}
         bits = bytearray()
         for (block,) in struct.iter_unpack("<I", self._buffer[HEADER_BYTES : self._blocks_at]):

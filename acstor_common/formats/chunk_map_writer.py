@@ -2,7 +2,7 @@
 """Writes chunk maps as streams, in bounded memory.
 
 Header and directory need the lengths of blocks and index, which go to temporary files first.  An
-external merge sort in some 30 MiB of memory builds the index; a distinct block takes 150 bytes.
+external merge sort builds the index in some 30 MiB of memory, and 150 bytes per distinct block.
 """
 
 import array

@@ -43,7 +43,10 @@ class FileHeader:
         return packed + self._checksum(packed)
 
     def unpack(self, buffer: Buffer, what: str) -> tuple[Any, ...]:
-        """Return the fields at the start of ``buffer``, or raise ``error`` about ``what``."""
+        """Return the fields at the start of ``buffer``; ``what`` names it in errors.
+
+        :raises errors.FormatError: of the class ``error``: another format or version, cut, damaged
+        """
         magic, size_bytes = self._magic, len(buffer)
         if not size_bytes or buffer[: len(magic)] != magic[:size_bytes]:
             raise self._error(what, 0, f"not {self._kind}")

@@ -245,7 +245,7 @@ class Layout:
         self._index_at = entries_at + stored.entries * ENTRY_BYTES
 
     def find(self, start: int, stop: int) -> list[Extent]:
-        """Return the extents that overlap a guest range, not clipped; the rest is zeros."""
+        """Return the extents that overlap a guest range, in order, not clipped; else zeros."""
         if self.stored.is_identity:
             return [Extent(start, stop - start, Codec.STORED, start, stop - start)]
         first, last = start // self._page_bytes, min(-(-stop // self._page_bytes), self._pages)

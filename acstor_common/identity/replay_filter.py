@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay protection, by content: a signature of one message has several valid encodings."""
+"""Replay protection of signed messages, by content: a signature has several valid encodings."""
 
 import collections
 from collections.abc import Hashable

@@ -26,11 +26,13 @@ def public_key(secret_pem: bytes) -> bytes:
 
 
 def encrypt(public: bytes, data: bytes, associated_data: bytes) -> bytes:
-    """Encrypt ``data`` to the service, 48 bytes longer; NotAuthenticated: ``public`` is no key.
+    """Encrypt ``data`` to the service; the result is 48 bytes longer.
 
     >>> secret = signing.new_key()
     >>> decrypt(secret, encrypt(public_key(secret), b"a key", b"h1"), b"h1")
     b'a key'
+
+    :raises errors.NotAuthenticated: ``public`` is no key
     """
     own = x25519.X25519PrivateKey.generate()
     own_public = own.public_key().public_bytes_raw()

@@ -190,7 +190,10 @@ def is_artefact(record: image_record.Image, project_id: str) -> bool:
 
 
 def is_excluded(record: image_record.Image, project_id: str) -> bool:
-    """Return whether an image is an artefact of any service project: two may use one Glance."""
+    """Return whether an image is an artefact of any service project: two may use one Glance.
+
+    A tenant who sets these properties excludes only their own image.
+    """
     is_anothers = KIND in record.properties and record.is_hidden
     return is_anothers or is_artefact(record, project_id)
 

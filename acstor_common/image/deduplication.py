@@ -52,7 +52,10 @@ def is_open(image: image_record.Image) -> bool:
 
 
 def scope_of(image: image_record.Image, dedup_scope: DedupScope) -> DedupScope:
-    """Return the scope of an image's CIDs: its owner's also if shared, as members use its map."""
+    """Return the scope of an image's CIDs.
+
+    A shared image keeps its owner's scope, because members use its chunk map.
+    """
     return DedupScope.CLOUD if is_open(image) else dedup_scope
 
 

@@ -50,7 +50,7 @@ class Image:
     container_format: str = ""
     created_at: str = ""
     size_bytes: int = 0  # stored size; 0 if unknown
-    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH  # of the stored bytes
     is_hidden: bool = False
     is_protected: bool = False
     tags: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
 def why_not_served(image: Image, convertible: Collection[str] | None = None) -> str:
     """Return why Nova must download an image itself, and a remedy; "" if served.
 
-    :param convertible: formats that are converted; None: an image that points to its conversion is
+    :param convertible: formats that are converted; None: serve an image that has a conversion
 
     >>> why_not_served(Image(status="queued"))
     'its status is queued, not active'

@@ -51,7 +51,7 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str  # of its agent, ``ip:port`` or ``[ipv6]:port``
     vnodes: int
     location: str = ""  # ``site/pod/rack``; empty if unknown
-    names: dict[str, str] | None = None  # packed v-nodes; None: the first ones created for it
+    names: dict[str, str] | None = None  # packed v-nodes; None: its first ``vnodes``
 
     def iter_vnodes(self) -> Iterator[vnode.VNode]:
         """Yield its v-nodes; ValueError if ``names`` is malformed."""
@@ -227,9 +227,9 @@ class Ring:
         return self._groups[place]
 
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
-        """Return the owners of content: its home, then the stand-ins in order; None: all.
+        """Return the owners of content: its home, then the stand-ins; ``limit`` None: all hosts.
 
-        They follow the order of their next points, so many hosts share the load of a failed home.
+        The order is that of their next points, so many hosts share the load of a failed home.
         """
         return self.owners_at(ids.oid_of(cid), limit)
 

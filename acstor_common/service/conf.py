@@ -104,7 +104,7 @@ def size_opt(name: str, default: int, help: str, least: int = 0) -> cfg.IntOpt:
 
 
 def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
-    """Register options of a group; a new group, as objects would share the table of one."""
+    """Register options in a copy of ``group``: ``conf`` objects must not share its table."""
     conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
     conf.register_opts(options, group=group.name)
 

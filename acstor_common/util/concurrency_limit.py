@@ -37,7 +37,10 @@ class _Call:
 
 
 class ConcurrencyLimit:
-    """Slots for calls to one service; above ``max_waiting``, the lowest-ranked is evicted."""
+    """Slots for calls; a call waits ``wait_s`` at most, and is late if it runs longer.
+
+    If more than ``max_waiting`` calls wait, the lowest-ranked is evicted.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class ConcurrencyLimit:
         max_waiting: int = sys.maxsize,
     ) -> None:
         self._what, self._limit, self._clock = what, limit, clock
-        self._wait_s, self._max_waiting = wait_s, max_waiting  # a call that runs longer is late
+        self._wait_s, self._max_waiting = wait_s, max_waiting
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._calls: list[_Call] = []

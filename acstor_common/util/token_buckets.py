@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token buckets: rate limits per key, with bounded memory.
 
-A forgotten key has a full bucket again: keys that are free to choose need a bucket for all, too.
+A forgotten key has a full bucket again.  If clients choose keys, add a bucket for all together.
 """
 
 from collections.abc import Hashable

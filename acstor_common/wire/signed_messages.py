@@ -23,7 +23,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 def sign_payload(
     payload: msgspec.Struct, purpose: str, key_pem: bytes, certificate_pem: bytes = b""
 ) -> decision_messages.Signed:
-    """Sign ``payload`` for a purpose of :mod:`signing`; no certificate: the decision service."""
+    """Sign ``payload`` for a purpose of :mod:`signing`; "" as certificate: the decision service."""
     data = msgspec.json.encode(payload)
     signature = signature_of(purpose, data, key_pem)
     return decision_messages.Signed(data.decode(), signature, certificate_pem.decode())
@@ -51,7 +51,11 @@ def verify_from_service(
     signers: Iterable[signing.PublicKey],
     kind: type[_T],
 ) -> _T:
-    """Return the service's payload; NotAuthenticated: not its, RemoteProtocolError: no ``kind``."""
+    """Verify and return a payload of the decision service.
+
+    :raises errors.NotAuthenticated: not signed by it for this purpose
+    :raises errors.RemoteProtocolError: the payload is no ``kind``
+    """
     data = message.payload.encode()
     check_signature(signers, purpose, data, message.signature)
     return _decoded(data, kind, "the decision service")

@@ -71,7 +71,10 @@ def make_app(
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
-    """Return the application behind the token check, or raise Unusable."""
+    """Return the application behind the token check.
+
+    :raises errors.Unusable: [keystone_authtoken] lacks credentials or an address
+    """
     try:
         made: middleware.Wsgi = token_validation.TokenCheck(
             plain, conf, _unavailable, KEYSTONE_IS_GONE

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WSGI middleware from oslo.middleware, before authentication: it must reveal nothing."""
+"""WSGI middleware from oslo.middleware, before authentication: it must reveal nothing.
+
+Headers of proxies are trusted only if an option says so.
+"""
 
 import ipaddress
 from collections.abc import Callable

@@ -111,17 +111,17 @@ def host_action(
 
 
 def host_id(text: str) -> ids.HostId:
-    """Return the host that a path names, or raise RequestRefused."""
+    """Return the host that a path names; RequestRefused if its ID is malformed."""
     return _parsed(ids.parse_host_id, text)
 
 
 def image_id(text: str) -> ids.ImageId:
-    """Return the image that a path names, or raise RequestRefused."""
+    """Return the image that a path names; RequestRefused if its ID is malformed."""
     return _parsed(ids.parse_image_id, text)
 
 
 def server_id(text: str) -> str:
-    """Return the server that a path names, or raise RequestRefused."""
+    """Return the server that a path names; RequestRefused if its ID is malformed."""
     return image_id(text)  # both are UUIDs
 
 

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts) -> int:
-    """Run the service, or raise Unusable."""
+    """Run the service; Unusable if an option's value cannot be used."""
     stopping = _stop_event(conf)
     own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
     leader_election.check_driver(own.coordination_url)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether the v-node table changes, and into what; only v-nodes that must move do."""
+"""Decides whether the v-node table changes, and into what; only v-nodes that must move do.
+
+A table changes if hosts joined, left, moved or were drained, if a host was overloaded for several
+collections in a row, or if a threshold, the segment length or a location policy changed.
+"""
 
 import collections
 import dataclasses

@@ -73,7 +73,7 @@ def select_hosts(hosts: list[ids.HostId], collection: int) -> list[ids.HostId]:
 def slowness(
     readers: WaitsByHost, levels: Mapping[ids.HostId, location.Levels]
 ) -> dict[str, float]:
-    """Return each location's wait relative to its median sibling's, from ``QUORUM`` readers."""
+    """Return the wait of locations with ``QUORUM`` readers, relative to their median sibling."""
     votes: dict[location.Levels, list[float]] = collections.defaultdict(list)
     voters: collections.Counter[location.Levels] = collections.Counter()
     for reader in readers.values():

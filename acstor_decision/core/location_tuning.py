@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Location policies of the table: each location's share and its outer threshold.
 
-A slow location gets a lower share at once, and a higher one only gradually, since it looks fast
-while its load is low; the waits of hosts elsewhere set it. A group that gets chunks much faster
-from nearer homes or from the source takes that way for a while and then retries the usual one,
-which nothing measures meanwhile.
+The waits of hosts elsewhere set a location's share: a slow location gets a lower share at once, and
+a higher one only gradually, since it looks fast while its load is low. A group that gets chunks
+much faster from nearer homes or from the source takes that way for a while and then retries the
+usual one, which nothing measures meanwhile.
 """
 
 import dataclasses

@@ -41,7 +41,10 @@ def printed_counts(traffic: Mapping[ids.HostId, float], factor: float, most: int
 
 
 def bounded_counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -> Counts:
-    """Return the v-nodes of each host, at most ``most``: Equation 1 with ``total`` in all."""
+    """Return the v-nodes of each host, 1 to ``most``: Equation 1 with ``total`` in all, clamped.
+
+    ``traffic`` is above 0, in any unit.
+    """
     if not traffic:
         return {}
     total = min(max(total, len(traffic)), len(traffic) * most)

@@ -26,7 +26,7 @@ def insert_checkpoint(
     registered_s: float,
     kept: int,
 ) -> list[models.Checkpoint] | None:
-    """Store a checkpoint, and delete old ones of the instance, unless under recovery.
+    """Store a checkpoint; delete older ones than the ``kept`` newest, but none under recovery.
 
     A checkpoint from another host than the former ones shows that the recovery is complete.
 

@@ -142,7 +142,10 @@ def list_silent(session: orm.Session, before_s: float) -> Silent:
 def delete_host(
     session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]
 ) -> bool:
-    """Delete a host's records, or let ``change`` keep its enrolment; return if it was known."""
+    """Delete the records of a host; return whether it was known.
+
+    ``change`` updates its enrolment, and returns whether to keep it.
+    """
     row = session.get(models.Enrolment, host, with_for_update=True)
     is_known = session.get(models.Host, host) is not None
     if row is not None:

@@ -211,6 +211,7 @@ class CertificateAuthority:
         """Allow a host to enrol once; existing certificates become invalid.
 
         :param fingerprint: of the allowed key; empty: the key of the waiting request, or any
+        :param user_id: the allowed Keystone user; empty: that of the waiting request, or any
         """
         now_s = self._clock.time()
 
@@ -234,7 +235,7 @@ class CertificateAuthority:
         return self._store.change_enrolment(host, work)
 
     def delete_host(self, host: ids.HostId) -> bool:
-        """Delete a host that is gone and free its name; return whether it was known.
+        """Delete a gone host, free its name, end its certificates; return whether it was known.
 
         :raises enrolment_rules.EnrolmentRefused: it still sends samples
         """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes rows of enrolments; :mod:`core.enrolment_rules` decides about requests."""
+"""Changes rows of enrolments; :mod:`core.enrolment_rules` decides about requests.
+
+A name that passes to another user must never make old certificates valid again.
+"""
 
 from acstor_common import errors
 from acstor_common.identity import certificates

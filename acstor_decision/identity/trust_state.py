@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot of trusted certificates and keys, and the current signing key."""
+"""Snapshot of trusted certificates and keys, and the current signing key.
+
+A trusted host has enrolled here with its key, and has not been revoked since.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple

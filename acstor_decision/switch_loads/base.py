@@ -56,7 +56,7 @@ class SwitchLoads(abc.ABC):
 
 
 def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:
-    """Return the provider of a name, or raise Unusable."""
+    """Return a provider; Unusable if it is not installed or its options are invalid."""
     namespace = decision_conf.SWITCH_LOADS_NAMESPACE
     try:
         kind: Any = stevedore.DriverManager(namespace, name).driver

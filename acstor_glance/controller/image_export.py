@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports images for the sources ``file`` and ``http``; every name is a verified file."""
+"""Exports images into a folder for the sources ``file`` and ``http``; the chunk map is last.
+
+Every name is a complete verified file.  Only its owner and group may read it: the folder has images
+of all tenants.
+"""
 
 import enum
 import hashlib

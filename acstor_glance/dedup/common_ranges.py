@@ -29,7 +29,7 @@ def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
 def find_ranges(
     image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, block_bytes: int
 ) -> Iterator[Range]:
-    """Yield ranges that both files have uncompressed at equal offsets in a block, in disk order."""
+    """Yield ranges of whole blocks that both files have uncompressed, in the order of the disk."""
     for run in _joined(_ranges(image, base)):
         before = -run.offset % block_bytes
         length = (run.length - before) // block_bytes * block_bytes

@@ -3,6 +3,7 @@
 
 All processes of the WSGI server write to files in ``PROMETHEUS_MULTIPROC_DIR`` (prometheus-client's
 multiprocess mode) and listen at the same address (SO_REUSEPORT); any of them answers for all.
+Clients must not choose label values.
 """
 
 import contextlib

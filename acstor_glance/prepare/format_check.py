@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that an image has the format that Glance states, by oslo.utils, as they do.
+"""Checks by oslo.utils, as Glance and Nova do, that an image has the format that Glance states.
 
 A hypervisor that guesses formats would open the files that a qcow2 header names.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pre-hashing: makes the chunk map of an image file, in constant memory.
 
-A chunk map appears complete or not at all. Threads hash records of 32 MiB (BLAKE3 and preadv
-release the GIL); finished records go in order to a log beside the map (``MAP.part``), from which a
-killed run resumes.
+A chunk map appears complete or not at all. The file must not change meanwhile, and must have
+Glance's hash if that is known. Threads hash records of 32 MiB (BLAKE3 and preadv release the GIL);
+finished records go in order to a log (``MAP.part``), from which a killed run resumes.
 
 Glance's hash is serial and slower than BLAKE3 (SHA-512: 0.7 of 2.5 GB/s). For a raw image the
 caller's thread computes it from the buffers that the threads have read; for qcow2, whose chunks are

@@ -113,7 +113,7 @@ class RecoveringBase:
         return True
 
     def direct_snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a snapshot, of an idle disk after restoring its checkpoint as base."""
+        """Make a snapshot; first restore the checkpoint as base, unless a guest has it open."""
         if not delta_snapshot.is_of_running_guest():
             recovered_disk.rebase_disk(self.host, self.path)
         return super().direct_snapshot(*args, **kwargs)  # type: ignore[misc]

@@ -34,7 +34,8 @@ def _share(one: decision_messages.HostLocality) -> float:
 def weight_of(cached: CachedImage | None, builds: int) -> float:
     """Return the weight of a host (None: it has nothing of the image).
 
-    Each build and the link's load lower it, so a burst of servers spreads over all such hosts.
+    Each build and the link's load lower it, so a burst of servers of one image spreads over the
+    hosts that have the image, and then over others.
 
     >>> weight_of(CachedImage(1.0, 0.0), 0), weight_of(CachedImage(1.0, 0.0), 4), weight_of(None, 0)
     (1.0, 0.5, 0.0)

@@ -52,7 +52,7 @@ class Flow(NamedTuple):
 def flows(
     tree: topology.Tree, loads: Sequence[float], partners: int, reach: int, rng: random.Random
 ) -> list[Flow]:
-    """Return flows with half of each host's load to ``partners`` within ``reach`` switches."""
+    """Return flows with half of each load to ``partners`` within ``reach`` switches (5: all)."""
     found = []
     upto = list(itertools.accumulate(loads, initial=0.0))
     for host, load in enumerate(loads):

@@ -17,7 +17,7 @@ PACKET_BYTES = 1500
 
 
 class EventQueue:
-    """Events in the order of time, then of scheduling; twice as fast as the library's ``sched``.
+    """Events in the order of time, then of scheduling; twice as fast as Python's ``sched``.
 
     >>> agenda, seen = EventQueue(), []
     >>> agenda.schedule_after(2.0, seen.append, "b"); agenda.schedule_after(1.0, seen.append, "a")

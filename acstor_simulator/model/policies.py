@@ -32,7 +32,7 @@ PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunk
 
 
 class ExchangePolicy(NamedTuple):
-    """Parameters of a policy; below GUEST, the engine asks hosts in turn and judges none."""
+    """Parameters; at an urgency below GUEST the engine asks hosts in turn, and judges none."""
 
     engine_settings: settings.Settings = PLAIN
     may_refer: bool = False

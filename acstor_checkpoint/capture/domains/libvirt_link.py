@@ -48,7 +48,10 @@ class LibvirtLink:
         return self._calls.is_busy
 
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Run calls to libvirt, or raise Unusable; ``undo`` them if they succeed too late."""
+        """Run calls to libvirt; return their result; ``undo`` them if they succeed too late.
+
+        :raises errors.Unusable: they fail or time out, or an earlier call still runs
+        """
         try:
             return self._calls.run_call(work, undo)
         except (libvirt.libvirtError, call_deadline.CallTimeout) as e:

@@ -120,7 +120,7 @@ class Receiver:
         return messages
 
     def bytes_received(self, count: int) -> list[Message]:
-        """Return the messages that ``count`` bytes complete; RemoteProtocolError: stop using it."""
+        """Return the messages that ``count`` bytes complete; RemoteProtocolError ends its use."""
         messages: list[Message] = []
         if self._data is not None:
             taken = min(count, len(self._data) - self._filled)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to web servers that tenants name: only to public or allowed addresses.
 
-A name is resolved once, and the checked address is used; the operator's proxies resolve themselves.
+A name is resolved once, and the checked address is used.  The operator's proxies are not checked;
+they resolve names themselves.
 """
 
 import socket
