@@ -216,7 +216,7 @@ class HostContext:
     def wait_until_readable(
         self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> None:
-        """Wait until a mirror can be read; AcstorError: not in ``agent_start_s``, or other bytes."""
+        """Wait until a mirror can be read; AcstorError: not in ``agent_start_s`` or other bytes."""
         with tracing.Span("acstor_mirror_readable", image=image_id):
             self._wait_until_readable(image_id, os_hash)
 
