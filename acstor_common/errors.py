@@ -41,7 +41,7 @@ class BootImageFormatError(FormatError):
 
 
 class DiskDeltaFormatError(FormatError):
-    """A disk delta is malformed, cut or altered: discard what it produced."""
+    """A disk delta is malformed, cut or altered: discard its output."""
 
 
 class CheckpointFormatError(FormatError):

@@ -2,7 +2,8 @@
 """Issues grants: permissions of hosts to read an image that servers use.
 
 Any enrolled host gets a grant for an image in use, because hosts read images on behalf of others.
-Nova or an operator's request names the images in use; a host's word only prolongs that.
+Nova or an operator's request names the images in use; later a host that lacks bytes of one prolongs
+that (:mod:`acstor_decision.db.grant_queries`).
 """
 
 import enum

@@ -2,7 +2,7 @@
 """Looks up checkpoint intervals in the metadata of Nova's aggregates and servers.
 
 Tenants own the metadata of servers, so it counts only if the operator has set a minimum, to which
-shorter intervals are raised. A host that asks too often, or without Nova's response, must retry.
+shorter intervals are raised. A host that asks too often, or while Nova is silent, must retry.
 """
 
 import threading

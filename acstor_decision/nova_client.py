@@ -2,7 +2,7 @@
 """Client of Nova with the service's credentials: servers, metadata, aggregates.
 
 Few threads wait for Nova, since hosts' samples need threads too; hosts share these places fairly.
-Servers are not cached: a stale host would let the wrong host speak for a server.
+Servers are not cached, because a server's former host must not register checkpoints of it.
 """
 
 import copy

@@ -22,9 +22,9 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.wire import decision_messages
 
-UNNEEDED_S = 120.0  # an image must be unneeded for so long before its protection is removed
+UNNEEDED_S = 120.0  # time without need after which an image's protection is removed
 SAMPLE_AGE_S = 120.0  # protection is removed only if a host has reported within this time
-SILENT_HOST_S = 86400.0  # the decision service counts the needs of a silent host for so long
+SILENT_HOST_S = 86400.0  # time for which the decision service counts a silent host's needs
 RELIST_S = 300.0  # interval between full reads of the protected images from Glance
 RETRY_S = 30.0
 ANSWER_GAP_S = 60.0  # longest interval between answers over which an image counts as unneeded

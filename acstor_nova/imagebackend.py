@@ -119,7 +119,7 @@ class MirrorBase:
         image_id: str,
         context: Any,
     ) -> Exception | None:
-        """Make the disk; return why a mirror that it was to lie on is lost, if it is."""
+        """Make the disk; return why its mirror is lost, None if it is not."""
         base = self.host.base_path(image_id)
         is_new = not os.path.lexists(self.path)
         self._linked: image_record.Image | None = None

@@ -10,7 +10,7 @@ from acstor_common.model import boot_timeline
 from acstor_common.service import boot_chart
 
 BOOTING = frozenset({"create", "start", "reboot", "rebuild", "unshelve", "rescue", "unrescue"})
-LONGEST_S = 3600.0  # an action so long before a boot did not cause it
+LONGEST_S = 3600.0  # an action earlier than this before a boot did not cause it
 SLACK_S = 2.0  # tolerance for Nova's whole seconds and its clock
 MOST = 12
 

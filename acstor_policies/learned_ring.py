@@ -20,7 +20,7 @@ PendingRequest = requester.PendingRequest
 PREFETCH = priority.Priority.PREFETCH
 RELAYED = peer_request.Mode.RELAYED
 
-AWAITED_S = 0.5  # so long a request waits for what guests of this host are about to read
+AWAITED_S = 0.5  # longest wait of a request for the next read of this host's guests
 
 
 class LearnedRing(base.Lockstep):

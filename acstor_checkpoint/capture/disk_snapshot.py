@@ -45,7 +45,7 @@ class DiskSnapshot(NamedTuple):
         return frozen if self.is_frozen else checkpoint_manifest.Consistency.CRASH
 
     def iter_dirty_ranges(self) -> Iterator[tuple[int, int]]:
-        """Yield position and length of what was written since the last one."""
+        """Yield position and length of the ranges written since the last one."""
         extents = self.disk.iter_extents() if self.previous_manifest else ()
         return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 

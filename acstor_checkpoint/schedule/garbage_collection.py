@@ -7,7 +7,7 @@ after the other; the first one, and one each hour, calls all hosts, because some
 this host forgot.
 
 A pass, and each holder in it, has a deadline and a limit of disks, so a hostile holder delays the
-next one by at most ``holder_s``.  A due checkpoint of the disk at hand ends the holder's turn.
+next one by at most ``holder_s``.  A due checkpoint of the current disk ends the holder's turn.
 Disks that a holder lists are handled in a fixed cyclic order, so each is reached.
 
 Nothing is deleted without the decision service's complete answer.  An unreadable state is set

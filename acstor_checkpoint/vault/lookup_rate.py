@@ -64,7 +64,7 @@ class PieceRate:
         self._pieces = self._size_bytes = 0
 
     def begin_request(self) -> None:
-        """Begin anew with the free pieces."""
+        """Reset the count of free pieces."""
         self._pieces = self._size_bytes = 0
 
     def note_piece(self, size_bytes: int) -> None:

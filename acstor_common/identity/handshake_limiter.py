@@ -77,6 +77,6 @@ class HandshakeLimiter:
 
 
 def oldest_of_crowd(waiting: Mapping[K, str]) -> K:
-    """Return the oldest connection of the most frequent address; ``waiting``: oldest first."""
+    """Return the oldest connection of the commonest address; ``waiting`` begins with the oldest."""
     crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
     return next(one for one, address in waiting.items() if address == crowd)

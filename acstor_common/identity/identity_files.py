@@ -169,7 +169,7 @@ def write(folder: pathlib.Path, new: IdentitySet) -> None:
 def _link(folder: pathlib.Path, made: pathlib.Path) -> None:
     link = made / "link"
     link.symlink_to(made.name)
-    if folder.is_dir() and not folder.is_symlink():  # what a link cannot replace
+    if folder.is_dir() and not folder.is_symlink():  # a link cannot replace it
         by_hand = folder.with_name(f"{folder.name}.by-hand")
         shutil.rmtree(by_hand, ignore_errors=True)
         folder.rename(by_hand)

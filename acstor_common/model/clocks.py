@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clocks of a host: what services use of the module ``time``, and tests replace."""
+"""The clocks of a host: functions of the module ``time`` that tests replace."""
 
 from typing import Protocol
 

@@ -119,7 +119,7 @@ class Adapter(keystone_session.TCPKeepAliveAdapter):
         pace = _Pace(silence_s)
         if isinstance(request.body, str | bytes | None):
             limits = urllib3.Timeout(total=within_s, connect=connect_s)
-        else:  # it takes its time; then the socket's timeout is what is left for the response
+        else:  # an upload has no deadline; its response has the socket's timeout
             limits = urllib3.Timeout(connect=connect_s, read=upload_s)
         token = _PACE.set(pace)
         try:

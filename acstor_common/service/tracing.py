@@ -203,7 +203,7 @@ class Span:
     """A step of a traced request, as a context manager; does nothing without a trace.
 
     :param name: must not end in "-", "a", "r", "s" or "t", which osprofiler's OTLP driver cuts off
-    :param facts: what the step is about; nothing secret
+    :param facts: details of the step; nothing secret
     """
 
     def __init__(self, name: str, /, **facts: object) -> None:

@@ -101,7 +101,7 @@ def headers_of(
 
 
 def target_of(path: str, byte_range: str) -> str:
-    """Return what a proof signs of a GET: the path from ``/v1/`` on, and ``Range`` or ""."""
+    """Return the signed part of a GET: the path from ``/v1/`` on, and ``Range`` or ""."""
     return f"GET {path} {byte_range}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-decision-manage``: what an operator does on the service's own host.
+"""``acstor-decision-manage``: administration on the service's own host.
 
 It works on the database alone, so it needs neither the service nor the broker.
 """

@@ -2,8 +2,8 @@
 """Remaps v-nodes when their counts change: few move, to the most similar hosts.
 
 Wu et al. 2017 (ACStor), section 3.6: a host with too many v-nodes gives them to the host that needs
-some and shares most chunks with it. A v-node moves only from a host with too many to one with too
-few; the rest are removed or created.
+some and shares most chunks with it, so the new home already has them. A v-node moves only from a
+host with too many to one with too few; the rest are removed or created.
 """
 
 import collections

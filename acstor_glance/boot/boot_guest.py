@@ -46,7 +46,7 @@ class GuestLimits:
     """Resource limits of a guest, and when its boot counts as over."""
 
     longest_s: float = 300.0
-    idle_s: float = 30.0  # the boot is over if nothing new is read for so long
+    idle_s: float = 30.0  # the boot is over after this time without new reads
     settle_s: float = 2.0  # time to continue after the marker
     memory_bytes: int = 512 * geometry.MIB
     written_bytes: int = 1024 * geometry.MIB

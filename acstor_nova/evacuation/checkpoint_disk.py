@@ -2,8 +2,7 @@
 """Nova's disks on checkpoints: creates them, waits for the checkpoint, deletes it when unused.
 
 The agent shows a checkpoint as ``disks/<checkpoint id>.qcow2``, on the image's mirror; Nova's disk
-is based on it, until ``acstor-checkpointd`` has copied all data into it; before, the server cannot
-move.
+is based on it, until ``acstor-checkpointd`` has copied all data; before, the server cannot move.
 """
 
 import functools

@@ -103,7 +103,7 @@ class SimulatedHost(virtual_host.VirtualHost):
         done: Callable[[], None],
         guest: Hashable = None,
     ) -> bool:
-        """Fetch a frame or a piece of the rest; return if it is present, else ``done`` follows."""
+        """Fetch a frame or piece; return whether it is present, else call ``done`` later."""
         if what.cid in self.cache:
             return True
 

@@ -61,7 +61,7 @@ class AddressProofs:
     def record_attempt(
         self, address: address_book.Address, found: str, now_s: float, *, has_failed: bool
     ) -> None:
-        """Record which host authenticated at an address; ``has_failed``: none that claims it."""
+        """Record the host found at an address; ``has_failed``: it does not claim the address."""
         last = self._attempts.get(address)
         failures = (last.failures if last else 0) + 1 if has_failed else 0
         self._attempts[address] = _Attempt(failures, now_s, found)

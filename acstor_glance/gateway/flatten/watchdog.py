@@ -19,7 +19,7 @@ class Watchdog:
         self._ends_s, self._deadline_s = math.inf, math.inf
 
     def set_deadline(self, deadline_s: float) -> None:
-        """Stop the job after so long, even if it makes progress."""
+        """Stop the job after ``deadline_s``, even if it makes progress."""
         self._ends_s, self._deadline_s = self._clock.monotonic() + deadline_s, deadline_s
 
     @property
