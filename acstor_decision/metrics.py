@@ -78,7 +78,7 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, current: Callable[[], InstanceMetrics]) -> Callable[[], None]:
-    """Start the endpoint, or raise Unusable; return a function that stops it."""
+    """Start the endpoint; return a function that stops it; Unusable: a bad ``address``."""
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(current))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")

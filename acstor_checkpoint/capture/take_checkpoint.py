@@ -9,8 +9,8 @@ A kill at any time loses at most this checkpoint:
 4. record it and its bitmap in the state;
 5. delete obsolete bitmaps, chunks and manifests.
 
-A part (snapshot_window.py) and an unregistered checkpoint are bases of the next attempt, which does
-not send their chunks again.
+A part (snapshot_window.py) is the base of the next attempt.  A checkpoint whose registration failed
+is not, but the next attempt does not send its chunks again.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 
 Unauthenticated connections, before the end of their TLS handshake, have few slots; if these are
 taken, a new one closes the oldest of the address with the most.  Each address of hosts in the
-v-node table has its own slots.  Authenticated hosts share other slots fairly: a new connection
-closes one that has been idle for IDLE_S, or else one of the host with the most.
+v-node table has its own slots.  Authenticated hosts share other slots fairly: without a free one, a
+new connection closes one that has been idle for IDLE_S, or else one of the host with the most.
 """
 
 import collections

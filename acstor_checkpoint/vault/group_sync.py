@@ -3,7 +3,7 @@
 
 A thread waits for a pass that began after its call.  After a failure all later calls fail until a
 restart: the kernel reports an I/O error once, and not for which data.  ``fsync`` would commit the
-journal for each file; ``syncfs`` writes a file system's data, so a vault should have its own.
+journal for each file; ``syncfs`` writes all of a file system, so a vault should have its own.
 """
 
 import collections

@@ -151,7 +151,7 @@ def check_set(found: IdentitySet, host: ids.HostId) -> certificates.HostCertific
 
 
 def write(folder: pathlib.Path, new: IdentitySet) -> None:
-    """Replace the set durably, or raise OSError; readers keep the old one until the next call."""
+    """Replace the set durably, or keep it (OSError); the old files stay until the next call."""
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))
     try:

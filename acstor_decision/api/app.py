@@ -54,7 +54,7 @@ SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of 
 def make_app(
     conf: cfg.ConfigOpts, store: database.Database, *, is_traced: bool = False
 ) -> middleware.Wsgi:
-    """Return the application, with a token check unless ``auth`` is ``none``, or raise Unusable.
+    """Return the application, with :func:`check_tokens` unless ``auth`` is ``none``.
 
     :param is_traced: requests with a valid trace header are traced
     """

@@ -79,7 +79,7 @@ def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
 
 
 class GlanceClient:
-    """Glance's images and artefacts; methods raise ImageServiceError when Glance fails."""
+    """Images and artefacts in Glance; ImageServiceError if Glance or Keystone fails or refuses."""
 
     def __init__(self, client: Any, find_project_id: Any) -> None:
         self._client, self._find_project_id = client, find_project_id

@@ -46,7 +46,7 @@ class PreparationOutcome(enum.StrEnum):
 
 
 class ImagePreparer:
-    """Prepares images, one per thread; methods raise ImageServiceUnreachable without Glance."""
+    """Prepares images, one per thread; ImageServiceUnreachable without Glance or lease service."""
 
     def __init__(
         self,
