@@ -275,7 +275,7 @@ class DiskPart:
         return not self.extents
 
     def fill_buffer(self, view: memoryview, start: int) -> int:
-        """Fill ``view`` from ``start``; return the stored bytes (0: zeros, ``view`` unchanged)."""
+        """Fill ``view`` from ``start``; return the number of stored bytes (0: zeros, unchanged)."""
         stop, done, count = start + len(view), start, 0
         first = bisect.bisect_right(self.extents, start, key=_end_of)
         for extent in itertools.islice(self.extents, first, None):

@@ -296,7 +296,7 @@ def _host_of(certificate: x509.Certificate) -> ids.HostId:
 
 
 def time_fault(certificate: HostCertificate, now_s: float, grace_s: float) -> str:
-    """Return why a certificate is not valid now, or ``grace_s`` after its end; "" if it is."""
+    """Return why a certificate is not valid now; "" if it is, or ended up to ``grace_s`` ago."""
     early_s = certificate.not_before_s - now_s
     if early_s > 0:
         return (

@@ -49,7 +49,7 @@ class TrustState(NamedTuple):
         return row is not None and row.state == enrolment_rules.EnrolmentState.ENROLLED
 
     def list_revoked(self, now_s: float, limit: int = hash_ring.MAX_REVOKED) -> dict[str, int]:
-        """Return the revocations for a table, at most ``limit``; those of freed names come last."""
+        """Return revocations; above ``limit``, omit those of freed names first, then the oldest."""
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
         return {row.host: row.revoked_before_s for row in found[:limit]}

@@ -182,7 +182,7 @@ class ProtectionReconciler:
 
     @contextlib.contextmanager
     def _leased(self) -> Iterator[bool]:
-        """Yield whether to make a pass; True if the lease service fails: two do no harm."""
+        """Yield whether to make a pass; True if the lease service fails: two passes do no harm."""
         with contextlib.ExitStack() as stack:
             try:
                 is_ours = stack.enter_context(self._leases.lease_image(ALL_IMAGES))

@@ -64,7 +64,7 @@ RUN = struct.Struct(">IIII")  # request, length, chunk length, uncompressed leng
 
 
 def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
-    """Return the frame of ``message`` as buffers, uncopied; LocalProtocolError: out of range.
+    """Return the frame of ``message`` as buffers, uncopied; LocalProtocolError: bad field.
 
     :param encryption: of this direction; frames must be sent in the order of encoding
     """

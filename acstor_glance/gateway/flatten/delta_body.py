@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a delta from the request's body, as it arrives.
 
-The last bytes are returned only after the trailer was verified: no altered body is ever complete.
+The last bytes follow only after the trailer was verified: no image of an altered body is complete.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads an image to Glance with the caller's token; an incomplete one is queued again."""
+"""Uploads an image to Glance with the caller's token; if incomplete, it is ``queued`` again."""
 
 import http
 import logging
