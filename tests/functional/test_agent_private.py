@@ -14,6 +14,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -29,7 +30,8 @@ SLACK = 1.1
 def read_on(folder, images, users, naming):
     """Read an image on some hosts, one after the other, and return the status of all hosts."""
     image_id = images.add(DATA, naming=naming)
-    with hosts.cloud(folder, images, NAMES) as cloud:
+    patient = {"variants": hosts.BY_HOMES, "constants": {tuned.PEER_SILENCE_S: 5}}
+    with hosts.cloud(folder, images, NAMES, **patient) as cloud:
         for name in users:
             assert cloud[name].image_path(image_id).read_bytes() == DATA
         for name in NAMES:

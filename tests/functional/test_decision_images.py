@@ -96,7 +96,10 @@ def cloud(
             "listener", lab, folder / "listener", sections=traces.OPTIONS, boot_images="none"
         )
         api = acstor_decision.DecisionApi(lab, folder / "api", connection, OPEN_TO_TENANTS)
-        api.changes = traces.OPTIONS
+        api.changes = {  # hosts stay up while the broker is restarted
+            **traces.OPTIONS,
+            "acstor_decision": {"dead_after_samples": 60},
+        }
         net = stack.enter_context(network.Network(2, LINK_MBIT))
         door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
         instance = decision.Instance(
