@@ -141,8 +141,6 @@ class PeerStates:
                 del self._peers[host]
                 self._backing_off.discard(host)
 
-    # Backoff
-
     def try_acquire(self, host: ids.HostId, now: float) -> bool:
         """Return whether to ask a host now; after a backoff, True once per TRIAL_S, for a trial."""
         if host not in self._backing_off:
@@ -198,8 +196,6 @@ class PeerStates:
             peer.has_sent_invalid = False
             self._backing_off.discard(host)
 
-    # Latency
-
     def late_after_s(self, kind: int) -> float:
         """Return after how many seconds of silence an answer of a kind is late."""
         return self._late_s[kind]
@@ -244,8 +240,6 @@ class PeerStates:
             return False
         others = [other_s for other, other_s in usual_s.items() if other != host]
         return bool(others) and own_s > LATE_FACTOR * statistics.median(others)
-
-    # Hedges
 
     def refill_hedges(self, chunks: int) -> None:
         """Add HEDGES_PER_CHUNK of each answered chunk to the hedge budget."""

@@ -89,10 +89,7 @@ class PeerNetwork:
         protocol_violated: BrokeRules = lambda host, error: None,
         on_notification_lost: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
-        """Set the callbacks for announcements, violations, and hosts that may have missed some.
-
-        Call it before there is a connection.
-        """
+        """Set the callbacks for announcements, violations and lost ones, before any connection."""
         self._on_notification, self._on_notification_lost = on_notification, on_notification_lost
         self._protocol_violated = protocol_violated
 

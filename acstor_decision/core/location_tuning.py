@@ -89,8 +89,6 @@ class LocationTuner:
             if said[place] != location_policies.LocationPolicy()
         }
 
-    # Shares
-
     def record_slowness(self, slowness: Mapping[str, float]) -> None:
         """Record locations' slowness (:func:`link_capacity.slowness`), once a collection."""
         for place in slowness.keys() | self._shares.keys():
@@ -119,8 +117,6 @@ class LocationTuner:
         share.unknown += 1
         if share.unknown >= FORGET_AFTER:
             share.value, share.unknown = _twice(share.value), 0
-
-    # Ways
 
     def record_waits(self, usual: int, waits: Mapping[str, Mapping[int, float]]) -> None:
         """Record groups' waits, once a collection; ``usual``: the table's outer threshold."""

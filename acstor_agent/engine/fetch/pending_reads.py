@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending reads of this host, from request to reply.
+"""Pending reads of this host: each gets its bytes, or the reason of a failure, by its deadline.
 
-Each waiter gets one answer before its deadline: all bytes of its batch, or the reason why one is
-missing. When all providers failed, waiters that are not patient get the failure; for guests the
-fetch is retried after a pause (``retries``).
+When all providers failed, only fetches for guests are retried, after a pause (``retries``).
 """
 
 import collections

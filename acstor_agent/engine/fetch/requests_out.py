@@ -116,8 +116,6 @@ class RequestsOut:
         elif attempt.priority.at_peer is PEER is not before.at_peer:
             self._out.add_priority_raise(attempt.host, attempt.numbers)
 
-    # End of attempts
-
     def end_answered(
         self,
         host: ids.HostId,
@@ -254,8 +252,6 @@ class RequestsOut:
                 if not is_awaited(attempt):
                     self.cancel_attempt(attempt, now)
             self._send_more(peer, now)
-
-    # Lateness and timeouts
 
     def is_late(self, attempt: Attempt, now: float) -> bool:
         """Return whether the provider was silent, or the reader has waited, for too long."""

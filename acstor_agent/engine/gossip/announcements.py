@@ -131,8 +131,6 @@ class Announcements:
     def __len__(self) -> int:
         return len(self._held) + len(self._evicted)
 
-    # Incoming
-
     def process_announcement(
         self,
         host: ids.HostId,
@@ -173,8 +171,6 @@ class Announcements:
             if entry.bit & bits_of.get(_segment(oid, entry), 0):
                 self._held[oid] = entry = entry._replace(skipped=(*entry.skipped, host))
                 self._announced.put(oid, entry)
-
-    # Outgoing
 
     def follow_table(self, now: float) -> None:
         """Select the neighbours in the group; send new ones the latest announcements."""
@@ -298,8 +294,6 @@ class Announcements:
 
     def _is_reachable(self, host: ids.HostId, now: float) -> bool:
         return host in self._ring.table and not self._peers.is_in_backoff(host, now)
-
-    # Eviction hints
 
     def hint_eviction(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
         """Queue a hint that a host may evict a chunk first."""
