@@ -67,9 +67,9 @@ class RequesterLinks:
         self, connection: Hashable, numbers: Iterable[int]
     ) -> Iterator[requester.PendingRequest]:
         """Yield those of a connection's requests that are pending."""
-        link = self._links.get(connection)
-        for number in numbers if link is not None else ():
-            assert link is not None
+        if (link := self._links.get(connection)) is None:
+            return
+        for number in numbers:
             if (pending := link.peer_requests.get(number)) is not None:
                 yield pending
 
