@@ -10,7 +10,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -20,40 +19,27 @@ import yaml
 
 from acstor_common import errors
 from tests.lab import runs
+from tests.lab import tool_venv
 
 PACKAGING = runs.CHECKOUT / "packaging"
 FOLDER = runs.CHECKOUT / ".cache/deployment-tools"
 VENV, CLONES = FOLDER / "venv", FOLDER / "clones"
-WANTED = (
-    "kolla-ansible==22.2.0",
-    "ansible-lint==26.10.1",
-    "yamllint==1.38.0",
-    "kubernetes-validate==1.37.0",
+TOOLS = tool_venv.ToolVenv(
+    VENV,
+    (
+        "kolla-ansible==22.2.0",
+        "ansible-lint==26.10.1",
+        "yamllint==1.38.0",
+        "kubernetes-validate==1.37.0",
+    ),
 )
 KOLLA = VENV / "share/kolla-ansible"
 RUN_S = 500.0
-_STAMP = VENV / ".installed"
-
-
-def install() -> None:
-    """Make or update the virtualenv.
-
-    :raises errors.Unusable: a package cannot be installed
-    """
-    if not is_installed():
-        runs.tool([sys.executable, "-m", "venv", VENV])
-        runs.tool([VENV / "bin/pip", "install", "--quiet", *WANTED])
-        _STAMP.write_text("\n".join(WANTED))
-
-
-def is_installed() -> bool:
-    """Return whether the virtualenv has the wanted versions."""
-    return _STAMP.is_file() and _STAMP.read_text() == "\n".join(WANTED)
 
 
 def require() -> None:
     """Skip the test if the packages are missing."""
-    if not is_installed():
+    if not TOOLS.is_installed:
         pytest.skip("they are not installed: python -m tests.lab.deployment_tools")
 
 
@@ -119,4 +105,4 @@ def _load(file: pathlib.Path) -> Any:
 
 
 if __name__ == "__main__":
-    install()
+    TOOLS.install()

@@ -4,11 +4,11 @@
 import collections
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 from tests.fakes import qcow2_readers
+from tests.outside import cargo
 from tests.outside import qemu_source
 
 SOURCE = pathlib.Path(__file__).parent / "readers"
@@ -19,17 +19,13 @@ TESTS = {
     "overlays": ("tests/unit/common/test_qcow2_writer.py",),
     "hole maps": ("tests/unit/nova/test_hole_map.py",),
 }
-_BUILD_S, _TESTS_S = 1200, 1800
+_TESTS_S = 1800
 
 
 def build() -> pathlib.Path:
     """Build the readers with the pinned crates; return their folder."""
     target = qemu_source.CACHE / "readers"
-    if not shutil.which("cargo"):
-        install = ["apt-get", "install", "--yes", "--no-install-recommends", "cargo"]
-        subprocess.run(install, check=True, timeout=_BUILD_S)
-    words = ["cargo", "build", "--locked", "--quiet", "--target-dir", target]
-    subprocess.run(words, cwd=SOURCE, check=True, timeout=_BUILD_S)
+    cargo.run(["build", "--locked", "--quiet", "--target-dir", target], SOURCE)
     return target / "debug"
 
 

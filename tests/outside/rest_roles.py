@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from tests.fakes import checkpoint_hosts
 from tests.fakes import decision_databases
 from tests.lab import decision
 from tests.lab import runs
+from tests.lab import tool_venv
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import api
@@ -39,7 +39,7 @@ from tests.outside import qemu_source
 from tests.unit.decision.api import conftest as samples
 
 SCHEMA = runs.CHECKOUT / "doc/source/api/openapi.json"
-WANTED = "schemathesis==4.32.5"
+VENV = tool_venv.ToolVenv(qemu_source.CACHE / "schemathesis", ("schemathesis==4.32.5",))
 CHECKS = (
     *("status_code_conformance", "content_type_conformance", "response_headers_conformance"),
     *("response_schema_conformance", "hides_other_projects", "has_no_internal_error"),
@@ -91,7 +91,7 @@ def run_roles(examples: int, seed: int) -> Iterator[Verdict]:
     :param examples: of each operation and phase
     :raises errors.Unusable: a service does not start
     """
-    program = install()
+    VENV.install()
     with runs.Run() as run:
         lab = cloud.Cloud(run.folder / "openstack")
         try:
@@ -101,26 +101,24 @@ def run_roles(examples: int, seed: int) -> Iterator[Verdict]:
                     folder = run.folder / role.name
                     folder.mkdir()
                     with _served(lab, folder, image_ids) as url:
-                        tester = _Tester(program, url, folder, image_ids, examples, seed)
+                        _check_shown(lab, url, image_ids)
+                        settings = _Settings(examples, seed)
+                        tester = _Tester(url, folder, image_ids, settings)
                         yield tester.test(role, _token(lab, role))
         finally:
             lab.stop()
 
 
-def install() -> pathlib.Path:
-    """Return schemathesis, in a virtualenv of its own."""
-    folder = qemu_source.CACHE / "schemathesis"
-    stamp = folder / "installed"
-    if not stamp.is_file() or stamp.read_text() != WANTED:
-        runs.tool([sys.executable, "-m", "venv", folder])
-        runs.tool([folder / "bin/pip", "install", "--quiet", WANTED])
-        stamp.write_text(WANTED)
-    return folder / "bin/schemathesis"
-
-
 class _Images(NamedTuple):
     own: str
     others: str
+
+
+class _Settings(NamedTuple):
+    """How much schemathesis generates, and its seed."""
+
+    examples: int
+    seed: int
 
 
 @contextlib.contextmanager
@@ -169,6 +167,14 @@ def _served(lab: cloud.Cloud, folder: pathlib.Path, images: _Images) -> Iterator
             served.stop()
 
 
+def _check_shown(lab: cloud.Cloud, url: str, images: _Images) -> None:
+    """Check that an operator sees both images, so that a tenant could see the other one, too."""
+    shown = lab.session("admin").get(f"{url}/v1/images").json()["images"]
+    found = {image["image_id"]: image["name"] for image in shown}
+    if found.keys() != {*images} or found[images.others] != NAME_OF_OTHERS:
+        raise errors.Unusable(url, f"it shows other images than were uploaded: {found}")
+
+
 def _token(lab: cloud.Cloud, role: Role) -> str:
     """Return a token of the role; empty: none."""
     if role.user:
@@ -177,18 +183,12 @@ def _token(lab: cloud.Cloud, role: Role) -> str:
         return ""
     identity = lab.connect("admin").identity
     name = f"{PROJECT}-{role.name}"
-    project = identity.find_project(PROJECT) or identity.create_project(
-        name=PROJECT, domain_id=accounts.DOMAIN
-    )
-    user = identity.create_user(name=name, password=api.PASSWORD, domain_id=accounts.DOMAIN)
-    for role_name in role.roles:
-        found = identity.find_role(role_name) or identity.create_role(name=role_name)
-        if role.is_system:
-            identity.assign_system_role_to_user(user, found, "all")
-        else:
-            identity.assign_project_role_to_user(project, user, found)
+    user = accounts.create_user(identity, name, accounts.User(PROJECT, role.roles))
     options = api.credentials(lab.keystone.auth_url, name, PROJECT)
     if role.is_system:
+        for role_name in role.roles:
+            found = identity.find_role(role_name, ignore_missing=False)
+            identity.assign_system_role_to_user(user, found, "all")
         del options["project_name"], options["project_domain_id"]
         options["system_scope"] = "all"
     loader = loading.get_plugin_loader(options.pop("auth_type"))
@@ -197,16 +197,9 @@ def _token(lab: cloud.Cloud, role: Role) -> str:
 
 class _Tester:
     def __init__(
-        self,
-        program: pathlib.Path,
-        url: str,
-        folder: pathlib.Path,
-        images: _Images,
-        examples: int,
-        seed: int,
+        self, url: str, folder: pathlib.Path, images: _Images, settings: _Settings
     ) -> None:
-        self._program, self._url, self._folder, self._images = program, url, folder, images
-        self._examples, self._seed = examples, seed
+        self._url, self._folder, self._images, self._settings = url, folder, images, settings
         self._engine = sa.create_engine(f"sqlite:///{folder}/decision.sqlite")
 
     def test(self, role: Role, token: str) -> Verdict:
@@ -224,8 +217,9 @@ class _Tester:
         report, schema = self._folder / "report.ndjson", self._folder / "openapi.json"
         schema.write_text(json.dumps(self._schema()))
         words = [
-            *(self._program, "run", schema, "--url", self._url, "--checks", ",".join(CHECKS)),
-            *("--max-examples", self._examples, "--seed", self._seed, "--no-color"),
+            *(VENV.folder / "bin/schemathesis", "run", schema, "--url", self._url),
+            *("--checks", ",".join(CHECKS), "--no-color"),
+            *("--max-examples", self._settings.examples, "--seed", self._settings.seed),
             *("--phases", "examples,coverage,fuzzing", "--continue-on-failure"),
             *("--suppress-health-check", "all", "--warnings", "off"),
             *("--report", "ndjson", "--report-ndjson-path", report),

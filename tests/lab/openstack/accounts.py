@@ -65,15 +65,7 @@ def register(auth_url: str) -> None:
     for name, user in USERS.items():
         if name == "admin":
             continue
-        project = identity.find_project(user.project) or identity.create_project(
-            name=user.project, domain_id=DOMAIN
-        )
-        account = identity.create_user(
-            name=name, password=api.PASSWORD, domain_id=DOMAIN, default_project_id=project.id
-        )
-        for role_name in user.roles:
-            role = identity.find_role(role_name, ignore_missing=False)
-            identity.assign_project_role_to_user(project, account, role)
+        create_user(identity, name, user)
     for kind, name in SERVICES.items():
         service = identity.create_service(name=name, type=kind)
         for interface in ("public", "internal", "admin"):
@@ -83,6 +75,20 @@ def register(auth_url: str) -> None:
                 url=f"http://not-running.invalid/{name}",
                 region_id=api.REGION,
             )
+
+
+def create_user(identity: Any, name: str, user: User) -> Any:
+    """Create a user, and its project and roles if they are missing; return Keystone's record."""
+    project = identity.find_project(user.project) or identity.create_project(
+        name=user.project, domain_id=DOMAIN
+    )
+    account = identity.create_user(
+        name=name, password=api.PASSWORD, domain_id=DOMAIN, default_project_id=project.id
+    )
+    for role_name in user.roles:
+        role = identity.find_role(role_name) or identity.create_role(name=role_name)
+        identity.assign_project_role_to_user(project, account, role)
+    return account
 
 
 def name_service(identity: Any, kind: str, name: str, url: str) -> None:

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds Rust programs with cargo, which apt installs where it is missing."""
+
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+_DEADLINE_S = 1200.0
+
+
+def run(words: Sequence[str | pathlib.Path], folder: pathlib.Path | None = None) -> None:
+    """Run cargo in a folder.
+
+    :raises subprocess.SubprocessError: it failed, or did not end in 20 minutes
+    """
+    if not shutil.which("cargo"):
+        install = ["apt-get", "install", "--yes", "--no-install-recommends", "cargo"]
+        subprocess.run(install, check=True, timeout=_DEADLINE_S)
+    subprocess.run(["cargo", *words], cwd=folder, check=True, timeout=_DEADLINE_S)
