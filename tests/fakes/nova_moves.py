@@ -6,9 +6,12 @@ beside the disk holds the expected content.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
+from typing import Any
 
+from acstor_common import errors
 from tests.fakes import nova_hosts
 from tests.lab.openstack import ini
 
@@ -37,6 +40,14 @@ def qemu_io(server: nova_hosts.Server, command: str) -> None:
     virsh("qemu-monitor-command", "--hmp", server.id, f'qemu-io -d {DISK} "{command}"')
 
 
+def qmp(server: nova_hosts.Server, command: str, **arguments: object) -> Any:
+    """Run a QMP command in the QEMU of a running server; return its result."""
+    asked = json.dumps({"execute": command, "arguments": arguments})
+    said = json.loads(server.host.compute.machine.virsh("qemu-monitor-command", server.id, asked))
+    assert "return" in said, said
+    return said["return"]
+
+
 class Kept:
     """The expected content of a server's disk."""
 
@@ -61,6 +72,31 @@ class Kept:
         with self._path.open("r+b") as kept:
             kept.seek(at)
             kept.write(data)
+
+    def is_read_by_guest(self) -> bool:
+        """Return whether QEMU reads the content, as for its guest; exports the disk by NBD."""
+        server, path = self._server, f"/tmp/acstor-{self._server.id}.sock"
+        (disk,) = (one for one in qmp(server, "query-block") if one.get("qdev") == DISK)
+        node = disk["inserted"]["node-name"]
+        address = {"type": "unix", "data": {"path": path}}
+        qmp(server, "nbd-server-start", addr=address)
+        try:
+            qmp(server, "block-export-add", id="kept", type="nbd", **{"node-name": node}, name="d")
+            export = f"nbd+unix:///d?socket={path}"
+            said = server.host.run("qemu-img", "compare", "-f", "raw", export, self._path)
+            return "Images are identical" in said
+        finally:
+            qmp(server, "nbd-server-stop")
+
+    def is_flushed_to(self, host: nova_hosts.Host) -> bool:
+        """Flush the disk of the running server; return whether its file has the content.
+
+        After a restore, QEMU holds the tables of copied clusters in memory until a flush.
+        """
+        qemu_io(self._server, "flush")
+        with contextlib.suppress(errors.Unusable):  # qemu-img finds another content
+            return self.is_on(host)
+        return False
 
     def is_on(self, host: nova_hosts.Host) -> bool:
         """Return whether the server is on a host with the expected disk."""
