@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -443,8 +444,16 @@ def test_server_that_ends_during_its_capture_does_not_stop_the_daemon(
     assert not taken(owner, attacker) and list(owner.sockets.iterdir()) == []
 
 
+@pytest.fixture
+def short_folder() -> Iterator[pathlib.Path]:
+    """Yield a folder whose sockets have short addresses, also in ``/proc/PID/root``."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield pathlib.Path(name)
+
+
 @pytest.mark.expect_log("the capture is ended: less than")
-def test_full_disk(  # its name is in the path of a socket, which may have 107 bytes
+def test_full_disk_ends_the_capture_before_a_guest_write_fails(
+    short_folder: pathlib.Path,
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
     watching: None,
@@ -453,9 +462,9 @@ def test_full_disk(  # its name is in the path of a socket, which may have 107 b
     """QEMU fails a guest's write if the scratch file has no space for it."""
     guest = guests[0]
     guest.write(0, 15 * MIB, 7)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(owner.sockets)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(short_folder)]
     subprocess.run([*guest.host.enter(), *mount], check=True)
-    small = pathlib.Path(f"/proc/{guest.host.pid}/root{owner.sockets}")
+    small = pathlib.Path(f"/proc/{guest.host.pid}/root{short_folder}")
     monkeypatch.setattr(owner.taker, "_settings", owner.taker._settings._replace(folder=small))
     monkeypatch.setattr(owner.taker._snapshots, "_folder", small)
     monkeypatch.setattr(owner.scratch, "_folder", small)
@@ -472,7 +481,7 @@ def test_full_disk(  # its name is in the path of a socket, which may have 107 b
     with pytest.raises(scratch_files.ScratchFull, match="bytes are free beside it"):
         owner.taker.take_checkpoint(server)
     assert not guest.is_busy()
-    subprocess.run([*guest.host.enter(), "umount", str(owner.sockets)], check=True)
+    subprocess.run([*guest.host.enter(), "umount", str(short_folder)], check=True)
     monkeypatch.undo()
     record = owner.taker.take_checkpoint(server)
     assert owner.rebuilt(record, BASE)[0] == (bytes([8]) * 15 * MIB).ljust(DISK_BYTES, b"\0")
