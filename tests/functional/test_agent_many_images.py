@@ -17,6 +17,7 @@ from tests.fakes import chunk_maps
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import runs
 
 pytestmark = hosts.needs_fuse
 
@@ -85,7 +86,7 @@ def test_more_images_than_descriptors_are_listed_and_read(images, start, count):
     data = add_images(images, count)
     agent = start(life_s=LIFE_S)
     worker = limit_descriptors(agent, MANY_DESCRIPTORS)
-    os.setpriority(os.PRIO_PROCESS, worker, -15)  # its turns are to be its own work
+    os.setpriority(os.PRIO_PROCESS, worker, runs.PRIORITY)  # its turns are to be its own work
     began_s = time.monotonic()
     assert not wrong_or_failed(agent, data)
     read_s = time.monotonic()

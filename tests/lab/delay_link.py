@@ -61,8 +61,7 @@ class DelayLink:
     ) -> None:
         numbers = (delay.one_way_ms * 1e3, delay.jitter_ms * 1e3, delay.loss * 1e6, delay.seed)
         words = [str(word) for end in ends for word in end]
-        first = ["nice", "-n", "-15"]  # a link has its delay whatever uses the processors
-        self._argv = [*first, str(program), *words, *(str(round(number)) for number in numbers)]
+        self._argv = [str(program), *words, *(str(round(number)) for number in numbers)]
 
     def __enter__(self) -> "DelayLink":
         """Start; return when both devices exist.

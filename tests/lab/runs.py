@@ -31,6 +31,7 @@ CACHE_FOLDER = (CHECKOUT / ".cache" / "lab").resolve()
 RUNS_FOLDER = CACHE_FOLDER / "runs"
 NETNS_FOLDER = pathlib.Path("/run/netns")
 KILL_DEADLINE_S = 10.0
+PRIORITY = -15  # nice value
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 RECORD_SUFFIX = ".process"
 
@@ -49,9 +50,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def _has_ended(fields: Sequence[str]) -> bool:
-    """Return whether a process of /proc, by its fields from the state on, is a mere zombie.
+    """Return whether a process is a zombie without threads that keep its sockets open.
 
-    While other threads of it live, they keep its files and sockets open.
+    :param fields: of ``/proc/PID/stat``, from the state on
     """
     return fields[0] == "Z" and int(fields[17]) <= 1
 
@@ -273,6 +274,17 @@ def pause(began: float) -> None:
     """
     took_s = time.monotonic() - began
     time.sleep(min(max(SHORTEST_PAUSE_S, 4 * took_s), LONGEST_PAUSE_S))
+
+
+@contextlib.contextmanager
+def prioritized() -> Iterator[None]:
+    """Start processes of the block with priority over the tests that run beside this one."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
 @contextlib.contextmanager
