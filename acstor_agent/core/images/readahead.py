@@ -10,9 +10,9 @@ with each read. Unread bytes are bounded in two ways:
 * all windows of the image: 1/SHARE of what was read of it, because a booting guest begins and
   leaves many short runs.
 
-A window is a multiple of the reader's last read, and is refilled when half of it was read. Readers
-are identified by the offset where they stopped. The least round-trip time counts, as in BBR
-(Cardwell 2016), so a full link does not widen the window.
+A window is a multiple of the reader's last read. It is refilled when half of it, or 2 MiB, was
+read. Readers are identified by the offset where they stopped. The least round-trip time counts, as
+in BBR (Cardwell 2016), so a full link does not widen the window.
 """
 
 import collections
@@ -28,9 +28,10 @@ FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 384 * 1024
 """Enough for a link of 100 Mbit/s and 30 ms, or 10 Gbit/s and 0.3 ms; with the kernel's own
 readahead of 128 KiB, less than 2 % of 32 MiB."""
-ROUND_TRIPS = 2.0
+ROUND_TRIPS = 3.0  # two fill a link of 100 Mbit/s and 200 ms to 60 %, three to 90 %
+REFILL_BYTES = 2 * geometry.MIB  # most that is read of a window before it is refilled
 RATE_DECAY = 0.99  # of a reader's rate with each refill, so that a stall hardly narrows its window
-REFILLS = 4  # of a reader that are remembered: the last two windows
+REFILLS = 16  # of a reader that are remembered, at most; those of its last window are used
 COPY_READ_BYTES = 512 * 1024
 """Reads this long come from a copying program: a guest's kernel reads ahead 128 KiB."""
 COPY_READS = 4  # of 1 MiB each: enough for a link of 10 Gbit/s and 3 ms, or 100 Mbit/s and 300 ms
@@ -85,6 +86,8 @@ class _Reader:
     )
 
     def note_refill(self, read_to: int, now_s: float) -> None:
+        while len(self.refills) > 1 and read_to - self.refills[1].read_to >= self.window_bytes:
+            self.refills.popleft()
         first = self.refills[0] if self.refills else None
         if first is not None and now_s > first.at_s:
             rate_bytes_s = (read_to - first.read_to) / (now_s - first.at_s)
@@ -122,7 +125,8 @@ class ReadAhead:
             self._readers[stop] = reader
             return (0, 0)
         start = max(reader.fetched_to, stop)
-        if start - stop > reader.window_bytes // 2:
+        window_bytes = reader.window_bytes
+        if start - stop > max(window_bytes // 2, window_bytes - REFILL_BYTES):
             self._readers[stop] = reader
             return (0, 0)
         reader.note_refill(stop, now_s)

@@ -169,6 +169,16 @@ def test_reader_of_a_far_source_fills_its_link(delay_s):
     assert link.read_in_order(128 * READ, 1000) > 0.9 * bytes_s
 
 
+def test_wide_window_of_a_far_source_is_refilled_before_half_is_read():
+    link = FarLink(8 * MIB, 0.2, 12.5e6)
+    link.read_in_order(0, 1000)
+    ahead = []
+    for n in range(1000, 1200):
+        link.read_in_order(n * READ, 1)
+        ahead.append(link.fetched_to - (n + 1) * READ)
+    assert min(ahead) > 0.6 * max(ahead)
+
+
 def test_full_link_without_delay_does_not_widen_the_window():
     link = FarLink(8 * MIB, 0.0, 12.5e6)
     link.read_in_order(0, 200)
