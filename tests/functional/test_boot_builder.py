@@ -185,6 +185,7 @@ def wait_for(find, deadline_s: float = 60.0):
     return found
 
 
+@pytest.mark.nightly
 @needs_uefi
 def test_uefi_only_image_gets_its_boot_image_from_uefi(
     tmp_path: pathlib.Path, lab_image: guest_image.GuestImage

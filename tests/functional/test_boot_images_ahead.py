@@ -269,6 +269,7 @@ def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # the image is private to a project
 
 
+@pytest.mark.nightly
 def test_public_image_is_prefetched_only_by_hosts_that_want_all(
     cloud: Cloud, glance: uploads.Images
 ) -> None:

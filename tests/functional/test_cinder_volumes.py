@@ -152,6 +152,7 @@ def test_volume_is_an_overlay_and_outlives_its_image_and_the_agent(volumes: Volu
     assert not list(volumes.mirrored.folder.glob(f"*{image_id}*"))
 
 
+@pytest.mark.nightly
 def test_clones_snapshots_and_larger_disks_keep_the_bytes(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     data = volumes.images.stored(image_id).read_bytes()
@@ -176,6 +177,7 @@ def test_clones_snapshots_and_larger_disks_keep_the_bytes(volumes: Volumes) -> N
         volumes.delete(one.id)
 
 
+@pytest.mark.nightly
 def test_cinder_does_not_copy_an_overlay_without_its_base(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     origin = volumes.create(image_id=image_id)
@@ -219,6 +221,7 @@ def test_cinder_downloads_an_image_that_the_driver_cannot_use(volumes: Volumes, 
     check_bytes(volumes.file(made.id), volumes.images.stored(image_id))
 
 
+@pytest.mark.nightly
 def test_failed_copy_to_the_share_is_retried(volumes: Volumes) -> None:
     image_id = volumes.images.new()
     value = volumes.images.client.get(f"/images/{image_id}").json()["os_hash_value"]

@@ -14,6 +14,7 @@ import pytest
 
 from acstor_common.disks import disk_delta
 from tests.lab import runs
+from tests.lab import tiers
 from tests.lab import tuned
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import changed_disks
@@ -35,7 +36,7 @@ HALF = -MIB
 """Where bodies are cut: before half of the bytes of DISK's change, and the trailer."""
 
 
-@pytest.fixture(scope="module", params=["fs", "s3"])
+@pytest.fixture(scope="module", params=tiers.first_now(["fs", "s3"]))
 def into(request, all_stores, tmp_path_factory):
     """Yield a sender whose images go into a store, and a gateway with short time-outs."""
     all_stores.start()

@@ -46,6 +46,7 @@ def started(agent: agents.Agent, image_id: ids.ImageId, name: str) -> Iterator[g
         yield running
 
 
+@pytest.mark.nightly
 def test_guest_boots_from_a_recorded_boot_image_while_its_worker_is_killed(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:

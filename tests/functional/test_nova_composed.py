@@ -23,6 +23,7 @@ from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
 from tests.fakes import tripwire
 from tests.lab import local
+from tests.lab import tiers
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
@@ -127,7 +128,7 @@ def check_left(host: nova_hosts.Host) -> None:
     assert not folder.exists() or not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["raw", "qcow2"])
+@pytest.mark.parametrize("kind", tiers.first_now(["raw", "qcow2"]))
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
 def test_flattened_snapshot_equals_the_disk_and_boots(cluster, gateway, tmp_path, kind, status):
     base_id = new_base(cluster, tmp_path, kind)
@@ -152,6 +153,7 @@ def test_flattened_snapshot_equals_the_disk_and_boots(cluster, gateway, tmp_path
     assert host.fallbacks() == before
 
 
+@pytest.mark.nightly
 def test_flattened_snapshot_in_raw_is_complete(cluster, gateway, base_id):
     host = cluster.hosts[0]
     options = options_of(host, gateway.port, snapshot_image_format="raw")
@@ -167,6 +169,7 @@ def test_flattened_snapshot_in_raw_is_complete(cluster, gateway, base_id):
             assert cluster.images.client.get_image(snapshot_id).disk_format == "raw"
 
 
+@pytest.mark.nightly
 def test_tree_of_three_snapshots_records_its_bases(cluster, gateway, tmp_path):
     image_id = first = new_base(cluster, tmp_path, "qcow2")
     with contextlib.ExitStack() as stack:
@@ -276,7 +279,7 @@ def wire(
         yield through
 
 
-@pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
+@pytest.mark.parametrize("status", tiers.first_now(["ACTIVE", "SHUTOFF"]))
 def test_snapshot_falls_back_to_nova_when_the_gateway_is_killed(
     cluster, gateway, wire, base_id, status
 ):

@@ -147,6 +147,7 @@ def test_agent_uses_the_glance_of_its_configured_region(
         identity.delete_region(other)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WISHES)
 def test_hardware_property_of_an_image_is_applied_on_a_mirror(
     wishing: dict[str, nova_hosts.Server], name: str
@@ -167,6 +168,7 @@ def test_hardware_property_of_an_image_is_applied_on_a_mirror(
     assert server.lies_on_mirror()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "device", "bus"), [("secure boot", "cdrom", "sata"), ("IDE", "disk", "usb")]
 )

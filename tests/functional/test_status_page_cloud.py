@@ -22,6 +22,7 @@ def cells(browser: chromium.Browser, table: str) -> list[list[str]]:
     return [list(map(str, row)) for row in found]
 
 
+@pytest.mark.nightly
 def test_page_shows_hosts_boots_and_flows(tmp_path):
     names = [f"h{number}" for number in range(1, status_page.HOSTS + 1)]
     with status_page.shown(tmp_path) as scene:

@@ -41,7 +41,7 @@ def test_jobs_run_existing_parts_of_the_script() -> None:
     run = {
         job["vars"]["acstor_part"] for job in JOBS.values() if job.get("parent") == "acstor-test"
     }
-    assert run == {"lint", "unit", "functional", "nightly"}
+    assert run == {"lint", "unit", "functional", "nightly", "all"}
     assert run <= parts()
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
+from openstack import exceptions
+
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
@@ -200,7 +202,9 @@ class Images:
         for image_id in self._made:
             self.admin.delete_image(image_id, ignore_missing=True)
         for artefact in self.artefacts():
-            self.admin.delete_image(artefact["id"], ignore_missing=True)
+            # The listener may delete it at the same time: Glance then answers 400.
+            with contextlib.suppress(exceptions.BadRequestException):
+                self.admin.delete_image(artefact["id"], ignore_missing=True)
 
 
 def manage(
