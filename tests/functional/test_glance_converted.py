@@ -17,6 +17,7 @@ from acstor_common.model import ids
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tiers
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import uploads
@@ -67,7 +68,7 @@ def read_whole(glance: uploads.Images, folder: pathlib.Path, image_id: str, size
 
 
 @hosts.needs_fuse
-@pytest.mark.parametrize("disk_format", DRIVERS)
+@pytest.mark.parametrize("disk_format", tiers.first_now(DRIVERS))
 def test_mirror_of_a_converted_image_equals_its_disk(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path, disk_format: str
 ) -> None:

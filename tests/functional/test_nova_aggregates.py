@@ -123,6 +123,7 @@ def states(cluster: nova_hosts.NovaHosts) -> str:
     return acstor_decision.openstack(cluster.lab, "admin", *words).stdout or "silent"
 
 
+@pytest.mark.nightly
 def test_command_pre_seeds_on_the_hosts_of_an_aggregate_that_are_up(cluster, decision_service):
     image_id, (first, second) = cluster.images.new(), cluster.hosts
     words = ("image", "pre-seed", image_id, "--wait", "--aggregate")

@@ -189,6 +189,7 @@ def test_tree_of_three_snapshots_records_its_bases(cluster, gateway, tmp_path):
         assert last.host.is_mirrored(image_id) and last.has_bytes_of(image_id)
 
 
+@pytest.mark.nightly
 def test_two_servers_are_snapshotted_concurrently(cluster, gateway, base_id):
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(cluster.server(base_id)) for _ in range(2)]
@@ -204,6 +205,7 @@ def test_two_servers_are_snapshotted_concurrently(cluster, gateway, base_id):
             check(cluster, server, image_id)
 
 
+@pytest.mark.nightly
 def test_unshelved_server_has_its_written_data(cluster, gateway):
     first, second = cluster.hosts
     before = len(re.findall(r"PUT /v1/images/\S+/delta", gateway.log()))

@@ -96,6 +96,7 @@ def test_full_disk_fails_one_build_and_is_logged(cluster):
         assert another.lies_on_mirror()
 
 
+@pytest.mark.nightly
 def test_server_survives_an_unmounted_mirror(cluster):
     image_id, unseen = cluster.images.new(), cluster.images.new()
     host = cluster.hosts[0]
@@ -127,6 +128,7 @@ def test_server_survives_an_outage_of_glance_and_the_broker(cluster):
         assert server.lies_on_mirror()
 
 
+@pytest.mark.nightly
 def test_agent_with_wrong_credentials_fails_no_server(cluster):
     image_id, unseen = cluster.images.new(), cluster.images.new()
     host = cluster.hosts[0]
@@ -147,6 +149,7 @@ def test_agent_with_wrong_credentials_fails_no_server(cluster):
             nova_hosts.restart_agent(host)
 
 
+@pytest.mark.nightly
 def test_server_survives_the_deactivation_of_its_image(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]

@@ -96,6 +96,7 @@ def disks_of(host):
     return [disk_id for disk_id in host.agent.status()["disks"]]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)  # seven starts of a server, and a host that boots
 def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, recovery):
     first, second = cluster.hosts

@@ -19,6 +19,7 @@ from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tiers
 from tests.lab.openstack import installed
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
@@ -163,7 +164,7 @@ def converted(cluster, folder, disk_format, *options):
     return cluster.images.add((folder / "converted").read_bytes(), disk_format=disk_format)
 
 
-@pytest.mark.parametrize("is_made_raw", [True, False])
+@pytest.mark.parametrize("is_made_raw", tiers.first_now([True, False]))
 def test_qcow2_image_is_served_without_conversion(cluster, tmp_path, is_made_raw):
     host = cluster.hosts[0]
     image_id = cluster.images.map(converted(cluster, tmp_path, "qcow2", "-c"))
@@ -224,6 +225,7 @@ def test_instance_started_with_its_host_waits_for_the_agent(cluster, image_id):
             assert server.lies_on_mirror()
 
 
+@pytest.mark.nightly
 def test_host_switches_back_to_qcow2_under_running_servers(cluster):
     """As the document on Nova says; finally the host runs without the agent."""
     image_id, unseen = cluster.images.new(), cluster.images.new()
@@ -254,6 +256,7 @@ def test_server_is_evacuated_from_a_host_that_lost_power(cluster, image_id):
         assert server.lies_on_mirror()
 
 
+@pytest.mark.nightly
 def test_server_is_migrated_to_a_host_without_acstor(cluster):
     """More migrations are in ``test_nova_moves.py``."""
     image_id = cluster.images.new()

@@ -53,6 +53,7 @@ def traced(lab: cloud.Cloud, *words: str) -> tuple[str, str]:
     return found[1], done.stdout
 
 
+@pytest.mark.nightly
 def test_traces_of_boot_and_snapshot_contain_spans_of_acstor(cluster, spans):
     host, image_id = cluster.hosts[0], cluster.images.new()
     name = f"traced-{uuid.uuid4()}"

@@ -114,6 +114,7 @@ print(json.dumps([started_bytes, peak_bytes() - started_bytes, len(kept), sum(ke
 """A disk of 2 TiB whose chunks of 1 MiB all differ from its image has the largest manifest."""
 
 
+@pytest.mark.nightly
 def test_largest_manifest_takes_at_most_twice_its_size_in_memory(tmp_path: pathlib.Path) -> None:
     """The daemon reads the last manifest, makes the next one, and drops unnamed chunks."""
     argv = [sys.executable, "-c", LARGEST, str(tmp_path)]
