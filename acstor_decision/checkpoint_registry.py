@@ -153,7 +153,7 @@ class CheckpointRegistry:
             self._warnings.log_line("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Response(
-                "the database is away" if is_database else str(e), may_pass=True
+                "the database is unreachable" if is_database else str(e), may_pass=True
             )
 
     @contextlib.contextmanager
@@ -161,7 +161,7 @@ class CheckpointRegistry:
         """Limit a host to one request of a kind at a time; raise NovaBusy otherwise."""
         with self._lock:
             if (host, *what) in self._asking:
-                raise nova_client.NovaBusy(f"{host} waits for another answer")
+                raise nova_client.NovaBusy(f"another request of {host} is in progress")
             self._asking.add((host, *what))
         try:
             yield
@@ -175,9 +175,9 @@ class CheckpointRegistry:
         certificate, message = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT, trust.ca, kind
         )
-        what = f"what {message.host} says of its checkpoints"
+        what = f"a message of {message.host} on its checkpoints"
         if certificate.host != message.host:
-            raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
+            raise errors.NotAuthenticated(what, f"it is signed by {certificate.host}")
         if fault := trust.why_untrusted(certificate, self._clock.time()):
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
@@ -189,7 +189,7 @@ class CheckpointRegistry:
         return message
 
     def _revealed(self, message: messages.SealedMessage) -> messages.CheckpointResponse:
-        what = f"the checkpoint that {message.host} tells of"
+        what = f"the checkpoint that {message.host} reports"
         try:
             box = base64.b64decode(message.box, validate=True)
             raw = sealed_box.decrypt(self._trust().signer, box, message.host.encode())
@@ -197,7 +197,7 @@ class CheckpointRegistry:
         except (ValueError, msgspec.DecodeError, RecursionError) as e:
             raise errors.RemoteProtocolError(message.host, str(e)) from e
         if (taken.host, taken.sent_s) != (message.host, message.sent_s):
-            raise errors.NotAuthenticated(what, "it is not what the message around it says")
+            raise errors.NotAuthenticated(what, "its host or time differs from that of the message")
         return self._register(taken)
 
     def _register(self, taken: messages.RegisteredCheckpoint) -> messages.CheckpointResponse:
@@ -212,7 +212,7 @@ class CheckpointRegistry:
         if stays is None:
             self.refused["stale"] += 1
             return messages.CheckpointResponse(
-                "a later one of this disk, or another of this id, is registered"
+                "a newer one of this disk, or another with this ID, is registered"
             )
         self.registered += 1
         return messages.CheckpointResponse(kept=tuple(map(_kept, stays)))
@@ -255,7 +255,7 @@ class CheckpointRegistry:
             except (nova_client.NovaUnreachable, database.DatabaseError) as e:
                 LOG.warning("checkpoints: %s", e)
             except Exception:
-                LOG.exception("checkpoints are not checked")
+                LOG.exception("the cleanup of checkpoints failed")
 
     def sweep_servers(self, stopping: threading.Event) -> None:
         """Ask Nova for each server with checkpoints; may raise NovaUnreachable."""
@@ -270,17 +270,19 @@ class CheckpointRegistry:
                     instance_id, host, self._clock.time(), self._kept_after_s
                 )
                 if gone:
-                    LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)
+                    LOG.info(
+                        "server %s was deleted: removed %d checkpoint records", instance_id, gone
+                    )
             marker = found[-1]
 
 
 def _fault_of(taken: messages.RegisteredCheckpoint, server: nova_client.Server | None) -> str:
     if server is None:
-        return f"Nova knows no server {taken.instance_id}"
+        return f"according to Nova, there is no server {taken.instance_id}"
     if server.host != taken.host:
-        return f"Nova says that server {taken.instance_id} is on {server.host or 'no host'}"
+        return f"according to Nova, server {taken.instance_id} is on {server.host or 'no host'}"
     if server.project_id != taken.project_id:
-        return f"Nova says that server {taken.instance_id} is of project {server.project_id}"
+        return f"according to Nova, server {taken.instance_id} is of project {server.project_id}"
     return ""
 
 

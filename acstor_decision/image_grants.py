@@ -112,7 +112,7 @@ class ImageGrants:
         )
         what = f"a request of {request.host} for a grant"
         if certificate.host != request.host:
-            raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
+            raise errors.NotAuthenticated(what, f"it is signed by {certificate.host}")
         if fault := trust.why_untrusted(certificate, now_s):
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
@@ -136,14 +136,14 @@ class ImageGrants:
         except NotInUse as e:
             why, reason = str(e), Reason.NOT_IN_USE
             words = (request.host, request.image_id, why)
-            self._warnings.log_line("%s gets no grant for image %s: %s", *words)
+            self._warnings.log_line("%s is refused a grant for image %s: %s", *words)
         except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
             why, reason = str(e), Reason.BUSY
         except nova_client.NovaUnreachable as e:
-            why = f"Nova does not say whether a server uses this image: {e.why}"
+            why = f"Nova did not report whether a server uses this image: {e.why}"
             reason = Reason.NO_NOVA
         except database.DatabaseError:  # its address is not for hosts
-            why, reason = "the database is away", Reason.NO_DATABASE
+            why, reason = "the database is unreachable", Reason.NO_DATABASE
         if reason is not None:
             self._count_refused(reason)
         return messages.GrantResponse(

@@ -52,10 +52,10 @@ class IntervalLookup:
         asked_s, aggregates = self._aggregates
         if self._clock.monotonic() - asked_s < KNOWN_S:
             if aggregates is None:
-                raise nova_client.NovaBusy("it did not tell its aggregates a moment ago")
+                raise nova_client.NovaBusy("it did not list its aggregates a moment ago")
             return aggregates
         if not self._lock.acquire(blocking=False):
-            raise nova_client.NovaBusy("another host waits for its aggregates")
+            raise nova_client.NovaBusy("a request for its aggregates is in progress")
         aggregates = None
         try:
             aggregates = self._nova.list_aggregates()
@@ -83,5 +83,5 @@ class IntervalLookup:
                 other: at_s for other, at_s in self._hosts_asked_s.items() if now_s - at_s < LEAST_S
             }
             if host in recent:
-                raise nova_client.NovaBusy(f"{host} has asked a moment ago")
+                raise nova_client.NovaBusy(f"{host} sent a request a moment ago")
             self._hosts_asked_s = {**recent, host: now_s}

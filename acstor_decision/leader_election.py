@@ -30,7 +30,7 @@ def check_driver(url: str) -> None:
         raise errors.Unusable(
             "[acstor_decision] coordination_url",
             f"{parse.urlsplit(url).scheme}: {e}",
-            "Install the driver (the extras of tooz bring them), or choose another one",
+            "Install the driver (an extra of tooz), or choose another one",
         ) from e
 
 
@@ -94,7 +94,7 @@ class LeaderElection:
         if self._lock.acquired:
             return self._is_still_owner(self._lock)
         if self._lock.acquire(blocking=False):
-            LOG.info("%s leads", self.instance)
+            LOG.info("%s is the leader", self.instance)
             return True
         return False
 
@@ -104,7 +104,7 @@ class LeaderElection:
         except tooz.NotImplemented:
             return True  # the driver cannot tell
         if not owns:
-            LOG.warning("%s has lost the leadership", self.instance)
+            LOG.warning("%s lost the leadership", self.instance)
             self._release_lock()
         return owns
 

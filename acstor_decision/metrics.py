@@ -177,9 +177,9 @@ def _of_checkpoints(
         core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text)
         for name, text in (
             ("timestamp_seconds", "When the newest checkpoint of a server was taken; the oldest"),
-            ("interval_seconds", "How often one is promised, 0: not at all; the longest"),
-            ("changed_bytes", "What of disks differs from their images in the newest"),
-            ("deadline_timestamp_seconds", "When the first is older than two intervals"),
+            ("interval_seconds", "Checkpoint interval of a server, 0: no checkpoints; the longest"),
+            ("changed_bytes", "Data of disks that differs from their images, in the newest"),
+            ("deadline_timestamp_seconds", "When the first one becomes older than two intervals"),
         )
     )
     promised = [checkpoint for checkpoint in checkpoints if checkpoint.interval_s]

@@ -49,14 +49,14 @@ class NovaUnreachable(errors.AcstorError):
         self.why = why
 
     def __str__(self) -> str:
-        return f"Nova does not say where the server is: {self.why}"
+        return f"Nova did not report the host of the server: {self.why}"
 
 
 class NovaBusy(NovaUnreachable):
     """Too many requests to Nova are in progress; the caller may retry soon."""
 
     def __str__(self) -> str:
-        return f"Nova is not asked now, try again: {self.why}"
+        return f"no request was sent to Nova, retry later: {self.why}"
 
 
 class Server(NamedTuple):
@@ -218,5 +218,5 @@ _ODD = (ValueError, LookupError, TypeError, AttributeError)
 
 def _host_of(server: dict[str, Any]) -> str:
     if _HOST not in server:
-        raise NovaUnreachable("[nova] is a user to whom Nova does not tell hosts")
+        raise NovaUnreachable("Nova does not show hosts to the user of [nova]")
     return str(server[_HOST] or "")

@@ -117,7 +117,7 @@ class DecisionService:
         )
         if certificate.host != sample.host:
             raise errors.NotAuthenticated(
-                f"a sample of {sample.host}", f"{certificate.host} has signed it"
+                f"a sample of {sample.host}", f"it is signed by {certificate.host}"
             )
         with self._inbox_lock:
             before = self._inbox.dropped
@@ -128,7 +128,7 @@ class DecisionService:
             words = (sample.host, sample.number, refusal.value)
             self._replay_log.log_line("%s: sample %d is refused: %s", *words)
         elif has_dropped:
-            self._warnings.log_line("%s: a sample of it is dropped, %d wait", sample.host, waiting)
+            self._warnings.log_line("%s: its sample is dropped, %d queued", sample.host, waiting)
 
     def trust_state(self) -> trust_state.TrustState:
         """Return the trust state; thread-safe."""
@@ -167,7 +167,7 @@ class DecisionService:
         else:
             self._failed = ""
             if not self._has_database:
-                LOG.info("the database is back")
+                LOG.info("the database answers again")
             self._has_database = True
         self.leads = self.leads and self._has_database
         self.members.forget_dead(self._clock.monotonic())
@@ -222,7 +222,9 @@ class DecisionService:
             return
         [newest] = self._store.list_rings(limit=1, with_tables=True)
         if self.leads and newest.instance != self._lead.instance:
-            LOG.warning("epoch %d is %s's; stepping down", newest.epoch, newest.instance)
+            LOG.warning(
+                "epoch %d was published by %s; stepping down", newest.epoch, newest.instance
+            )
             self._lead.step_down()
         known = hash_ring.decode(
             (newest.table or "").encode(), f"epoch {newest.epoch} of the database"
@@ -265,7 +267,7 @@ class DecisionService:
             self.members.record_proof(proof.address, proof.host, self._clock.monotonic())
             if not proof.host:
                 words = (*proof.address, proof.why)
-                self._warnings.log_line("no agent proves who it is at %s port %d: %s", *words)
+                self._warnings.log_line("no agent authenticates at %s port %d: %s", *words)
         due = self.members.addresses_to_verify(self._clock.monotonic())
         self._verifier.submit_addresses(due, self._trust)
 
@@ -302,7 +304,7 @@ class DecisionService:
         epoch = self._highest_epoch() + 1
         text = hash_ring.encode(ring_conversion.to_ring(decision.table, epoch)).decode()
         if len(text) > hash_ring.MAX_FILE_BYTES:
-            why = f"{len(text)} bytes, {hash_ring.MAX_FILE_BYTES} at most are taken"
+            why = f"{len(text)} bytes, more than {hash_ring.MAX_FILE_BYTES}"
             raise errors.RingFormatError(f"epoch {epoch}", hash_ring.MAX_FILE_BYTES, why)
         places = decision.table.hosts.values()
         new = ring_queries.Publication(
@@ -344,7 +346,7 @@ class DecisionService:
         for given in self._store.unacknowledged_tasks(now_s - RESEND_AFTER_S):
             if given.host not in self._new_samples or given.sent_s > due_s:
                 continue
-            LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
+            LOG.info("%s did not acknowledge task %d: resending it", given.host, given.task.request)
             again = decision_messages.TaskForHosts(
                 task=given.task, hosts=(given.host,), given_s=self._clock.time()
             )

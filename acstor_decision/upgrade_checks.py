@@ -21,7 +21,7 @@ from acstor_decision.db import database
 from acstor_decision.db import sample_queries
 
 NAMED = 5  # number of subjects that a result names
-NOT_LOOKED_AT = "not looked at: the database cannot be used, or its tables are of another version"
+NOT_LOOKED_AT = "not checked: the database cannot be used, or its schema is of another version"
 _BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
 """Defaults of oslo.messaging: a broker on this host, without a password."""
 
@@ -66,7 +66,7 @@ class Checks(upgradecheck.UpgradeCommands):
             return _failure(e.as_unusable())
         if not is_current:
             return _failure(
-                "its tables are not those of this version. Back it up, then run "
+                "its schema does not match this version. Back it up, then run "
                 "acstor-decision-manage db-sync"
             )
         self._store = store
@@ -96,9 +96,7 @@ class Checks(upgradecheck.UpgradeCommands):
     def check_tokens(self) -> Result:
         """Check that the REST API can validate tokens."""
         if self._conf.acstor_decision_api.auth == "none":
-            return _warning(
-                "[acstor_decision_api] auth is none: whoever reaches the port may do everything"
-            )
+            return _warning("[acstor_decision_api] auth is none: all clients have full access")
         try:
             app.check_tokens(lambda _environ, _start: [], self._conf)
         except errors.Unusable as e:
@@ -120,9 +118,9 @@ class Checks(upgradecheck.UpgradeCommands):
         known = {rule.name for rule in policies.list_rules()}
         ours = {name for name in enforcer.file_rules if name.startswith("acstor:")}
         return _named(
-            "no rule is called so, so these let nobody do anything",
+            "no rule has this name, so these entries have no effect",
             sorted(ours - known),
-            "oslopolicy-sample-generator --namespace acstor prints all",
+            "oslopolicy-sample-generator --namespace acstor prints all rules",
         )
 
     def check_agents(self) -> Result:
@@ -135,9 +133,9 @@ class Checks(upgradecheck.UpgradeCommands):
             if health is None or health.version != ours:
                 others.append(f"{row.host} ({health.version if health else 'an early one'})")
         return _named(
-            f"their agents are not of version {ours}",
+            f"their agents do not have version {ours}",
             others,
-            "That may be so while you upgrade: the service first, then the agents",
+            "This is expected during an upgrade: the service first, then the agents",
         )
 
     def check_enrolments(self) -> Result:

@@ -31,9 +31,9 @@ _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SHM_BYTES = 1 << 20
 _CHECK_S = 20.0
 _REMEDY = (
-    "Install bubblewrap, and where this is no root let its user make user namespaces (sysctl "
+    "Install bubblewrap, and unless root runs this, let its user create user namespaces (sysctl "
     "user.max_user_namespaces, kernel.unprivileged_userns_clone, "
-    "kernel.apparmor_restrict_unprivileged_userns); or leave boot images to recorded boots; or "
+    "kernel.apparmor_restrict_unprivileged_userns); or use recorded boots only; or "
     "trust QEMU and all images with [acstor_glance] builder_sandbox = none (--sandbox none)"
 )
 
@@ -60,7 +60,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
         raise errors.Unusable(BUBBLEWRAP, f"no answer in {_CHECK_S:g} s", _REMEDY) from e
     if done.returncode:
         why = done.stderr.strip() or f"exit status {done.returncode}"
-        raise errors.Unusable(BUBBLEWRAP, f"the builder's sandbox cannot be made: {why}", _REMEDY)
+        raise errors.Unusable(BUBBLEWRAP, f"cannot create the builder's sandbox: {why}", _REMEDY)
 
 
 def command_prefix(

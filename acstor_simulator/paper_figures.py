@@ -150,7 +150,7 @@ def _table_1() -> list[Case]:
 
 EXPERIMENTS = {
     "1": Experiment(
-        "How uneven all traffic gets while guests boot",
+        "CV of all traffic while guests boot",
         "s",
         _figure_1,
         "CV over the hosts",
@@ -160,7 +160,7 @@ EXPERIMENTS = {
     "7": Experiment("Boot time of 160 guests over the traffic", "mean traffic, MB/s", _figure_7),
     "8": Experiment("Boot time over the number of guests (70 MB/s)", "guests", _figure_8),
     "9": Experiment(
-        "What 160 guests read and write",
+        "Throughput of 160 guests",
         "traffic: 40, 70, 100 MB/s, at CV 0.4, 0.8, 1.2 each",
         _figure_9,
         "MB/s, all guests",
@@ -168,7 +168,7 @@ EXPERIMENTS = {
         shares_scale=False,
     ),
     "10": Experiment(
-        "How uneven all traffic is while guests boot",
+        "CV of all traffic while guests boot, by policy",
         "s",
         _figure_10,
         "CV over the hosts",

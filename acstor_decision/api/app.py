@@ -39,13 +39,13 @@ LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 OPEN_PATHS = frozenset({"/", "/healthz", *status_page.MIME_TYPES})  # paths that need no token
 KEYSTONE_IS_GONE = (
-    "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
-    "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
-    "without it"
+    "Keystone does not answer, or refuses the user of [keystone_authtoken] (see the log "
+    "of this API), so this token cannot be validated: retry when that is fixed; hosts continue to "
+    "read without it"
 )
 DATABASE_IS_GONE = (
-    "the database that [database] connection of the REST API names does not answer: the log of the "
-    "API says which, and why"
+    "the database in [database] connection of the REST API does not answer: the log of the API has "
+    "its address and the reason"
 )
 _AWAY = (glance_client.GlanceUnreachable, nova_client.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of all projects
@@ -81,12 +81,12 @@ def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsg
         )
     except keystone_exceptions.ClientException as e:
         raise errors.Unusable(
-            "[keystone_authtoken]", str(e), "This section says where and as whom tokens are checked"
+            "[keystone_authtoken]", str(e), "This section names Keystone and the service user"
         ) from e
     if not (conf.keystone_authtoken.auth_type or conf.keystone_authtoken.auth_section):
         raise errors.Unusable(
             "[keystone_authtoken] auth_type",
-            "nothing says as whom tokens are checked",
+            "it is not set, so tokens cannot be validated",
             "Most clouds have password here, with auth_url, username and password",
         )
     return made
@@ -146,8 +146,8 @@ def _view(
         if not enforcer.authorize(known.policy, {}, asking, do_raise=False):
             raise operation.RequestRefused(
                 http.HTTPStatus.FORBIDDEN,
-                f"the policy {known.policy} does not let you do this; it asks for {known.rule}, "
-                f"and a token of the scope {' or '.join(policies.SCOPES)}",
+                f"the policy {known.policy} does not permit this request; it requires "
+                f"{known.rule}, and a token of the scope {' or '.join(policies.SCOPES)}",
             )
         call = dataclasses.replace(
             template,
@@ -187,7 +187,7 @@ def _check_version() -> None:
         return
     raise operation.RequestRefused(
         http.HTTPStatus.NOT_ACCEPTABLE,
-        f"there is no version {wanted[:16]!r} here, but {', '.join(openapi.VERSIONS)}",
+        f"version {wanted[:16]!r} is not supported, only {', '.join(openapi.VERSIONS)}",
     )
 
 
@@ -226,7 +226,7 @@ def _status_of(error: Exception) -> tuple[http.HTTPStatus, str]:
         return http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
     if isinstance(error, errors.Unusable):
         LOG.error("a request failed: %s", error)
-        message = "the service cannot do this as it is configured; its log says why"
+        message = "the configuration of the service prevents this; its log says why"
         return http.HTTPStatus.SERVICE_UNAVAILABLE, message
     if isinstance(error, database.DatabaseError):
         LOG.warning("the database fails: %s", error)

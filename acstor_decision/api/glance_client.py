@@ -24,7 +24,9 @@ from acstor_common.util import concurrency_limit
 
 LOG = logging.getLogger(__name__)
 
-GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
+GROUP = cfg.OptGroup(
+    "glance", title="Requests to Glance, with the token of the client of the REST API"
+)
 TIMEOUT_S = 10
 CALLERS = 4  # concurrent requests of a process: a quarter of the documented server's threads
 AT_ONCE = 100  # images in one request; their IDs must fit into a URL
@@ -50,7 +52,7 @@ class GlanceUnreachable(errors.AcstorError):
         self.why, self.detail = why, detail or why
 
     def __str__(self) -> str:
-        return f"Glance does not say which images there are: {self.why}"
+        return f"Glance does not list its images: {self.why}"
 
 
 def options() -> list[cfg.Opt]:

@@ -15,7 +15,7 @@ SCOPES = ["system", "project"]  # token scopes that may be used; hosts belong to
 BASE = tuple(
     policy.RuleDefault(name, rule, description, scope_types=SCOPES)
     for name, rule, description in (
-        ("acstor:admin", "role:admin", "Who may change what the cloud does"),
+        ("acstor:admin", "role:admin", "Who may change the state of the service"),
         (
             "acstor:reader",
             "rule:acstor:admin or (role:reader and system_scope:all)",
@@ -24,17 +24,17 @@ BASE = tuple(
         (
             "acstor:agent",
             "role:acstor-reader or role:acstor-host or rule:acstor:admin",
-            "What runs on compute hosts, as the Keystone user of the agents' configuration",
+            "Services on compute hosts, as the Keystone user of the agents' configuration",
         ),
         (
             "acstor:recovery",
             "role:acstor-recovery or rule:acstor:admin",
-            "Who may make disks of checkpoints again, and so read them",
+            "Who may restore disks from checkpoints, and so read them",
         ),
         (
             "acstor:service",
             "rule:acstor:agent or role:acstor-prepare or role:service",
-            "What runs on hosts, next to Glance or in other services",
+            "Services on hosts, next to Glance, or others",
         ),
     )
 )

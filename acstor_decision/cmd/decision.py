@@ -73,7 +73,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     supervision.start(
         "checkpoints", lambda: checkpoints.run_cleanup(lambda: made.leads, stopping), stopping
     )
-    LOG.info("%s serves", name)
+    LOG.info("%s is ready", name)
     try:
         supervision.run(
             "rounds", lambda: _rounds(made, decision_messages.COLLECTION_S, stopping), stopping
@@ -150,7 +150,7 @@ def _wait_for_database(
         if not is_current:
             raise errors.Unusable(
                 "[database] connection",
-                "its tables are not those of this version",
+                "its schema does not match this version",
                 "Run acstor-decision-manage db-sync",
             )
         return True

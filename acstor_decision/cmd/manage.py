@@ -59,8 +59,8 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
         if not (arguments.makes_tables or store.is_current()):
             raise errors.Unusable(
                 connection_url.OPTION,
-                f"{connection_url.redacted_url(conf.database.connection)} has not the tables of "
-                "this version",
+                f"the schema of {connection_url.redacted_url(conf.database.connection)} does not "
+                "match this version",
                 "Run acstor-decision-manage db-sync",
             )
         arguments.do(store, arguments)
@@ -118,7 +118,7 @@ def _add_authority(parser: argparse.ArgumentParser) -> None:
         renew.add_argument(
             "--stolen",
             action="store_true",
-            help="use the new key at once and revoke the old ones; hosts that do not know it are "
+            help="use the new key at once and revoke the old ones; hosts without it are "
             "cut off until they enrol again",
         )
         renew.set_defaults(do=_renew, kind=kind)
@@ -133,7 +133,7 @@ def _add_enrolment(
         for name, text, do in (
             ("allow", "allow a host to enrol once, for the first time or again", _allow),
             ("revoke", "revoke the certificates of a host", _revoke),
-            ("forget", "delete the record of a host that is gone", _forget),
+            ("forget", "delete the record of a decommissioned host", _forget),
             ("issue", "enrol a host that cannot reach the REST API", _issue),
         )
     )
@@ -170,7 +170,7 @@ def _show_authority(store: database.Database, arguments: argparse.Namespace) -> 
         sys.stdout.write(trust.ca.decode() + trust.signers.decode())
         return
     for found in certificates.read_ca(authority.authority_chain()):
-        print(f"issues certificates, or did: {certificates.described(found)}")
+        print(f"current or former issuer of certificates: {certificates.described(found)}")
     for kind in (certificate_authority.CA, certificate_authority.SIGNER):
         for row in authority.list_keys(kind):
             print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, {_until(row)}")
@@ -190,8 +190,8 @@ def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
     if arguments.kind == certificate_authority.CA and arguments.conf.acstor_decision.ca_dir:
         raise errors.Unusable(
             "[acstor_decision] ca_dir",
-            "the authority is one of your own, and renewed where it is kept",
-            "Put the certificate of the former one behind the new one in ca.pem",
+            "the authority is your own, so acstor does not renew it",
+            "Renew it, and append the certificate of the previous one to ca.pem",
         )
     row = _authority(store, arguments).renew_key(arguments.kind, at_once=arguments.stolen)
     print(f"{arguments.kind} {row.number} signs from {_day(row.signs_from_s)} on")

@@ -17,18 +17,18 @@ LISTENER_S: Final = 180.0  # a listener reports every half a minute
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2  # share of a certificate's lifetime; hosts renew when a third is left
 FAILURE_REMEDIES: Final = {
-    "holder": "look at the vault of the host that is named last",
-    "holder_slow": "look at the disk and the network of the host that is named last",
-    "holder_lost": "look at the disk of the host that is named last: its vault lost chunks; or "
-    "revoke it, if it is in wrong hands",
+    "holder": "check the vault of the host that is named last",
+    "holder_slow": "check the disk and the network of the host that is named last",
+    "holder_lost": "check the disk of the host that is named last: its vault lost chunks; or "
+    "revoke it, if it is compromised",
     "too_large": "rebuild the server from an image that has its data",
     "scratch_full": "raise scratch_limit_bytes",
     "overwritten": "raise scratch_limit_bytes",
-    "host": "look at the routes, the memory, the threads and the descriptors of that host",
-    "undescribed": "look at the QEMU of the server, which libvirt does not describe",
+    "host": "check the routes, the memory, the threads and the descriptors of that host",
+    "undescribed": "check QEMU of the server, which libvirt does not describe",
     "full": "raise vault_limit_bytes, give the vault a larger disk, or more hosts vaults",
     "slow": "give vault_dir a file system of its own, or a faster disk",
-    "not_safe": "look at the disk of vault_dir, and restart acstor-checkpointd",
+    "not_safe": "check the disk of vault_dir, and restart acstor-checkpointd",
 }
 """Remedies by the reason that a checkpoint daemon reports."""
 
@@ -87,8 +87,8 @@ def _silent(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             finding.Severity.WARNING,
             "hosts send no samples",
             silent,
-            "check acstor-agent there (systemctl status acstor-agent); delete the record of a host "
-            "that is gone for good: openstack acstor host forget <host>",
+            "check acstor-agent there (systemctl status acstor-agent); delete the record of a "
+            "decommissioned host: openstack acstor host forget <host>",
         )
 
 
@@ -219,9 +219,9 @@ def _parts(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
         yield finding.make_finding(
             "agent-fault",
             finding.Severity.WARNING,
-            "parts of agents fail; guests read without them",
+            "components of agents fail; guests read without them",
             broken,
-            "acstor-agent-ctl status there lists them under Faults, with their beginning",
+            "acstor-agent-ctl status there lists them under Faults, since when",
         )
     versions = {health.version for _, health in _reported(seen) if health.version}
     if len(versions) > 1:
@@ -262,7 +262,7 @@ def _images(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             finding.Severity.WARNING,
             "the preparation of images failed, so Nova downloads them itself",
             [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
-            "the listener tries again; to try now: openstack acstor image prepare --force <image>",
+            "the listener retries; to retry now: openstack acstor image prepare --force <image>",
         )
 
 
@@ -279,7 +279,7 @@ def _listeners(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             silent,
             "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
             "a listener, new images are not prepared and images in use can be deleted. The service "
-            "forgets a removed listener after a day in which another one reports",
+            "forgets a removed listener when others have reported for a day",
         )
 
 

@@ -23,7 +23,7 @@ def holder_fault(
             return f"{what} has not enrolled here"
         agent = known.get(holder.host, "")
         if agent and addresses.parse(agent)[0] != ip:
-            return f"{what} is at {agent}, as it says itself"
+            return f"{what} reports the address {agent}"
         if addresses.is_loopback(ip) and not is_local:
-            return f"{what} would be {owner} itself"
+            return f"{what} has a loopback address, which would be {owner} itself"
     return ""

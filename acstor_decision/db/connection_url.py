@@ -25,7 +25,7 @@ _LIBPQ = {
 }
 _TIMEOUTS = {"pymysql": _MYSQL, "mysqldb": _MYSQL, "psycopg2": _LIBPQ, "psycopg": _LIBPQ}
 """URL parameters by driver; SQLite needs none."""
-_REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what comes with acstor"
+_REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE works without further packages"
 
 
 def check_driver(connection: str) -> None:

@@ -67,7 +67,7 @@ class DatabaseError(errors.AcstorError):
 
     def as_unusable(self) -> errors.Unusable:
         """Return the error with which a command ends."""
-        remedy = "Does it run, and may this user read and write it?"
+        remedy = "Check that it runs, and that this user may read and write it"
         return errors.Unusable(connection_url.OPTION, f"{self.where}: {self.why}", remedy)
 
 

@@ -110,12 +110,12 @@ def _lack(
 ) -> tuple[int, str]:
     row = models.Enrolment
     known = sa.select(sa.func.count()).select_from(row)
-    bounds = [(known, limits.hosts, "are known")]
+    bounds = [(known, limits.hosts, "that are known")]
     if user_id:
         of_user = known.where(row.user_id == user_id)
         unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
-        bounds.append((of_user, limits.per_user, "are of this user"))
-        bounds.append((unheard, limits.unheard_per_user, "of this user were never heard"))
+        bounds.append((of_user, limits.per_user, "of this user"))
+        bounds.append((unheard, limits.unheard_per_user, "of this user that never sent a sample"))
     for counted, bound, which in bounds:
         if (session.execute(counted).scalar() or 0) >= bound:
             return bound, which

@@ -71,7 +71,7 @@ class AddressVerifier:
             except (OSError, ValueError, errors.NotAuthenticated) as e:
                 proof = VerifyResult(address, "", str(e) or type(e).__name__)
             except BaseException:
-                self._found.put(VerifyResult(address, "", "a fault of this service"))
+                self._found.put(VerifyResult(address, "", "an internal error of this service"))
                 raise
             self._found.put(proof)
 

@@ -200,9 +200,9 @@ class CertificateAuthority:
             raise enrolment_rules.EnrolmentRefused(
                 host,
                 enrolment_rules.Verdict.NO_ROOM,
-                f"{bound} hosts {which}, and no more may be; an operator frees the names of those "
-                f"that are gone (openstack acstor host forget NAME), or lets this one in "
-                f"(openstack acstor host allow {host} --fingerprint ...)",
+                f"the limit of {bound} hosts {which} is reached; an operator has to delete records "
+                f"of decommissioned hosts (openstack acstor host forget NAME), or to allow this "
+                f"one (openstack acstor host allow {host} --fingerprint ...)",
             )
 
     def allow_host(
@@ -245,8 +245,8 @@ class CertificateAuthority:
             raise enrolment_rules.EnrolmentRefused(
                 host,
                 None,
-                "it still sends samples; stop its agent, or shut it out (openstack acstor host "
-                f"revoke {host}), and try again when it is silent",
+                "it still sends samples; stop its agent, or revoke it (openstack acstor host "
+                f"revoke {host}), and retry when it is silent",
             )
         return self._store.forget_host(host, lambda row: enrolment_records.release_name(row, now_s))
 
@@ -282,8 +282,8 @@ def _check_keys(trusted: Sequence[models.AuthorityKey], limit: int) -> None:
     first_s = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(ends, default=0.0)))
     raise errors.Unusable(
         f"the {trusted[0].kind}'s keys",
-        f"{len(trusted)} are trusted at this time, and hosts take no more",
-        f"Try again after {first_s} UTC, when trust in one of them ends; --stolen ends it at once",
+        f"{len(trusted)} are trusted at this time, and hosts accept no more",
+        f"Retry after {first_s} UTC, when trust in one of them ends; --stolen ends it at once",
     )
 
 

@@ -137,7 +137,7 @@ def bind_key(
 def check_rate(row: models.Enrolment, now_s: float, least_interval_s: float) -> None:
     """Raise EnrolmentRefused if the host received a certificate a moment ago."""
     if row.issued_s is not None and abs(now_s - row.issued_s) < least_interval_s:
-        why = "it was given a certificate less than a second ago"
+        why = "it received a certificate less than a second ago"
         raise enrolment_rules.EnrolmentRefused(row.host, enrolment_rules.Verdict.TOO_OFTEN, why)
 
 
@@ -155,20 +155,18 @@ def refusal(
 
 
 _OTHERS = (enrolment_rules.Verdict.OTHER_USER, enrolment_rules.Verdict.OTHER_KEY)
-_ALLOW = "openstack acstor host allow {host} --fingerprint KEY (acstor-agent-ctl status tells KEY)"
+_ALLOW = "openstack acstor host allow {host} --fingerprint KEY (acstor-agent-ctl status shows KEY)"
 _FIRST = (
-    "another user or key asked for this name first (openstack acstor host show {host}); if that is "
-    f"nobody of yours: {_ALLOW}"
+    "another user or key requested this name first (openstack acstor host show {host}); if that is "
+    f"not one of your hosts: {_ALLOW}"
 )
 _WHY = {
-    enrolment_rules.Verdict.WAIT: f"an operator has to let it in: {_ALLOW}",
-    enrolment_rules.Verdict.REVOKED: f"it is revoked; to let it enrol again: {_ALLOW}",
-    enrolment_rules.Verdict.OTHER_USER: "another Keystone user enrolled it; if this is right now, "
-    "an "
-    f"operator lets it enrol anew: {_ALLOW}",
+    enrolment_rules.Verdict.WAIT: f"an operator has to allow it: {_ALLOW}",
+    enrolment_rules.Verdict.REVOKED: f"it is revoked; to allow it again: {_ALLOW}",
+    enrolment_rules.Verdict.OTHER_USER: "another Keystone user enrolled it; if this user is "
+    f"right now, an operator has to allow it again: {_ALLOW}",
     enrolment_rules.Verdict.OTHER_KEY: "it enrolled before, and its key did not sign this request. "
-    "If "
-    f"the key is lost, an operator lets it enrol anew: {_ALLOW}",
-    enrolment_rules.Verdict.NOT_LET_IN: "an operator let another key in; if this one is right, "
-    f"he lets it in instead: {_ALLOW}",
+    f"If the key is lost, an operator has to allow it again: {_ALLOW}",
+    enrolment_rules.Verdict.NOT_LET_IN: "an operator allowed another key; if this one is right, "
+    f"an operator has to allow it instead: {_ALLOW}",
 }

@@ -40,7 +40,7 @@ class TrustState(NamedTuple):
             return "its certificate is revoked"
         known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
         if certificate.public_key not in known:
-            return "its certificate is of another key than the one that enrolled"
+            return "the key of its certificate is not the one that enrolled"
         return certificates.time_fault(certificate, now_s, certificates.GRACE_S)
 
     def is_enrolled(self, host: str) -> bool:

@@ -26,7 +26,7 @@ class LoadsUnknown(errors.AcstorError):
         self.where, self.why = where, why
 
     def __str__(self) -> str:
-        return f"{self.where} does not say how busy the switches are: {self.why}"
+        return f"{self.where} does not report the loads of the switches: {self.why}"
 
 
 class HostLoad(NamedTuple):
@@ -63,7 +63,7 @@ def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:
     except exception.NoMatches as e:
         known = ", ".join(sorted(stevedore.ExtensionManager(namespace).names()))
         raise errors.Unusable(
-            "[acstor_decision] switch_loads", f"{name!r} is not installed", f"There are: {known}"
+            "[acstor_decision] switch_loads", f"{name!r} is not installed", f"Installed: {known}"
         ) from e
     made: SwitchLoads = kind(conf[f"switch_loads_{name}"]) if kind.options() else kind()
     return made

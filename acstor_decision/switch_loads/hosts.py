@@ -28,8 +28,8 @@ class HostsLoads(base.SwitchLoads):
                 "capacity_bytes_s",
                 default=[],
                 item_type=types.Float(min=1.0),
-                help="What a switch of each level carries, in plus out, in bytes a second; those "
-                "beside the hosts (the innermost part of a location) first.",
+                help="Capacity of a switch of each level, in plus out, in bytes a second; those "
+                "next to the hosts (the innermost part of a location) first.",
             )
         ]
 

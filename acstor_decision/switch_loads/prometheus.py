@@ -38,7 +38,7 @@ class PrometheusLoads(base.SwitchLoads):
                 schemes=["http", "https"],
                 help="URL of the Prometheus server, without /api/v1. It must have the metrics "
                 "acstor_switch_bytes_total and acstor_switch_capacity_bytes with the labels switch "
-                "(a name) and level (0 beside the hosts, 1 above).",
+                "(a name) and level (0 next to the hosts, 1 above).",
             ),
         ]
 

@@ -130,7 +130,7 @@ def build(
 def _check_size(image: pathlib.Path, size_bytes: int, image_map: chunk_map.ChunkMap) -> None:
     expected = image_map.layout.stored.size_bytes
     if size_bytes != expected:
-        why = f"it has {size_bytes} bytes, its chunk map says {expected}"
+        why = f"it has {size_bytes} bytes, but {expected} in its chunk map"
         raise errors.Unusable(str(image), why, "Make the chunk map again")
 
 
@@ -181,7 +181,7 @@ def _read_chunk(disk: guest_disk.GuestDisk, image_map: chunk_map.ChunkMap, chunk
     data = disk.read(cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no))
     if not image_map.content_of(chunk_no).matches_data(data):
         what = f"chunk {chunk_no} of image {image_map.image_id}"
-        raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
+        raise errors.ChunkInvalid(what, "the image", "its data does not match the chunk map")
     return data
 
 

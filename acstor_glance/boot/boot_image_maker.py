@@ -310,7 +310,7 @@ class BootImageMaker:
                     return False
                 trace = predecessor_images.inherit_trace(trace, its_map, image_map)
         except (errors.FormatError, errors.Unusable) as exc:
-            LOG.info("image %s: nothing of image %s is used: %s", image.id, before.id, exc)
+            LOG.info("image %s: boots of image %s are not used: %s", image.id, before.id, exc)
             return False
         inherited = artefacts.BootOrigin.INHERITED
         if not trace or not self._publish_trace(image, image_map, trace, 1, inherited):
@@ -364,7 +364,7 @@ def _check_machine(image: image_record.Image) -> None:
     for name in ("hw_architecture", "architecture"):
         said = image.text(name).lower()
         if said and said not in boot_guest.ARCHITECTURES:
-            why = f"its property {name} is {said}, and only x86_64 is booted to build boot images"
+            why = f"its property {name} is {said}, and boot images are built for x86_64 only"
             raise errors.BootFailed(f"image {image.id}", why)
 
 

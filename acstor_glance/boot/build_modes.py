@@ -31,12 +31,12 @@ def choose_modes(conf: cfg.ConfigOpts) -> BuildModes:
     builds, records = option in ("built", "both", "auto"), option in ("recorded", "both", "auto")
     why = why_not_built(sandbox.Sandbox(conf.acstor_glance.builder_sandbox)) if builds else ""
     if why and option == "auto":
-        LOG.info("boot images are made of recorded boots alone, and none is built here: %s", why)
+        LOG.info("boot images are made from recorded boots only, none is built here: %s", why)
         return BuildModes(False, records)
     if why:  # builds are tried anyway, since the host may be repaired
         LOG.error("no boot images will be built: %s", why)
     else:
-        LOG.info("boot images are built here: %s; made of recorded boots: %s", builds, records)
+        LOG.info("boot images are built here: %s; made from recorded boots: %s", builds, records)
     return BuildModes(builds, records)
 
 

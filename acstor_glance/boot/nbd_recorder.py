@@ -87,7 +87,7 @@ class NbdRecorder:
         while True:
             magic, option, length = _OPTION.unpack(_receive(connection, _OPTION.size))
             if magic != b"IHAVEOPT" or length > MAX_OPTION_BYTES:
-                raise _ProtocolError(f"no option: {magic!r}, {length} bytes")
+                raise _ProtocolError(f"not an option: {magic!r}, {length} bytes")
             _receive(connection, length)
             if option == _OPT_EXPORT_NAME:
                 connection.sendall(struct.pack(">QH", self._size_bytes, _EXPORT_FLAGS))
@@ -99,7 +99,7 @@ class NbdRecorder:
             if option == _OPT_GO:
                 return
             if option == _OPT_ABORT:
-                raise _ProtocolError("the client wants no export")
+                raise _ProtocolError("the client aborted the negotiation")
 
     @staticmethod
     def _reply(connection: socket.socket, option: int, kind: int, data: bytes = b"") -> None:
@@ -110,7 +110,7 @@ class NbdRecorder:
         raw = _receive(connection, _REQUEST.size)
         magic, _flags, command, handle, offset, length = _REQUEST.unpack(raw)
         if magic != _REQUEST_MAGIC:
-            raise _ProtocolError(f"no request: {magic:#x}")
+            raise _ProtocolError(f"not a request: {magic:#x}")
         if command == _CMD_DISC:
             return False
         if command != _CMD_READ:
@@ -147,7 +147,7 @@ def _receive(connection: socket.socket, length: int) -> bytes:
     while length:
         part = connection.recv(length)
         if not part:
-            raise _ProtocolError("the client hung up")
+            raise _ProtocolError("the client disconnected")
         parts.append(part)
         length -= len(part)
     return b"".join(parts)

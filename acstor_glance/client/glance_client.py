@@ -54,7 +54,7 @@ def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
         session = loading.load_session_from_conf_options(conf, group, auth=auth)
     except (keystone_errors.ClientException, cfg.Error) as exc:
         raise errors.Unusable(
-            f"[{group}]", str(exc), "See auth_type and the options after"
+            f"[{group}]", str(exc), "See auth_type and the options that follow it"
         ) from exc
     if auth is None:
         raise errors.Unusable(
@@ -91,7 +91,7 @@ class GlanceClient:
             project_id = self._find_project_id()
         if not project_id:
             raise errors.ImageServiceRefused(
-                "the service user's project", "its token is for no project: set project_name"
+                "the service user's project", "its token has no project scope: set project_name"
             )
         return str(project_id)
 
@@ -177,7 +177,7 @@ class GlanceClient:
             try:
                 _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
             except glance_errors.HTTPNotFound as exc:
-                why = "there are none for this user; before its API 2.17 Glance returns none"
+                why = "Glance returns none to this user; before its API 2.17 it returns none at all"
                 raise errors.ImageServiceRefused(f"locations of image {image_id}", why) from exc
         return [
             (str(place.get("url", "")), str((place.get("metadata") or {}).get("store", "")))
@@ -305,10 +305,10 @@ class GlanceClient:
             with translate_errors(f"image {image_id}"):
                 self._client.images.delete(image_id)
         except errors.ImageGone:
-            LOG.debug("image %s is gone already", image_id)
+            LOG.debug("image %s was already deleted", image_id)
 
     def _create(self, record: dict[str, Any]) -> ids.ImageId:
-        with translate_errors(f"making {record['name']}"):
+        with translate_errors(f"creation of {record['name']}"):
             _response, made = self._client.http_client.post("/v2/images", data=record)
         return ids.parse_image_id(made["id"])
 
@@ -337,7 +337,7 @@ def translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (glance_errors.HTTPNotFound, keystone_errors.NotFound) as exc:
-        raise errors.ImageGone(what, "there is none, or the service user may not see it") from exc
+        raise errors.ImageGone(what, "it is missing, or the service user may not see it") from exc
     except (
         glance_errors.CommunicationError,
         glance_errors.InvalidEndpoint,
@@ -360,7 +360,7 @@ def _of_status(what: str, status: object, exc: Exception) -> errors.ImageService
         return errors.ImageServiceUnreachable(what, first_line(exc))
     why = first_line(exc)
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
-        why += "; the service user needs a role that Glance takes for an administrator's"
+        why += "; the service user needs a role with the rights of an administrator in Glance"
     return errors.ImageServiceRefused(what, why)
 
 

@@ -46,7 +46,7 @@ class ScopeLookup:
         found = self._oldest_secret()
         if found is None:
             LOG.info("Created the secret of this cloud's scopes: private images share no chunks "
-                     "with those of another secret")  # fmt: skip
+                     "with images prepared under another secret")  # fmt: skip
             record = artefacts.new_secret(self._images.project_id)
             self._images.create_image(
                 record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES))
@@ -72,7 +72,7 @@ class ScopeLookup:
         if len(raw) != deduplication.SECRET_BYTES or not is_whole:
             what = f"the secret of the scopes (image {record.id} in Glance)"
             why = "it is damaged"
-            raise errors.Unusable(what, why, "Delete it: another one is made, see the guide")
+            raise errors.Unusable(what, why, "Delete it: a new one is created, see the guide")
         return raw
 
 

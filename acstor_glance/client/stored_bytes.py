@@ -38,5 +38,5 @@ def find_stored_bytes(images: glance_client.GlanceClient, image: image_record.Im
         return StoredBytes(image, image.id, image.os_hash)
     found = images.artefact_of(image, CONVERTED)
     if found is None:
-        raise errors.Unusable(f"image {image.id}", "nothing was converted", "Prepare it")
+        raise errors.Unusable(f"image {image.id}", "it has no converted copy", "Prepare it")
     return StoredBytes(artefacts.as_read(image, found), found.id, found.os_hash)

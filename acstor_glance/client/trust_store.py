@@ -98,7 +98,7 @@ def parse_trust(ca: bytes, signers: bytes, revoked: dict[str, int]) -> TrustAnch
     if ca:
         certificates.read_ca(ca)
     if len(revoked) > hash_ring.MAX_REVOKED:
-        raise errors.NotAuthenticated("what is revoked", f"{len(revoked)} hosts are too many")
+        raise errors.NotAuthenticated("the list of revoked hosts", f"{len(revoked)} are too many")
     return TrustAnchors(ca, signing.read_public_keys(signers) if signers else (), revoked)
 
 

@@ -91,7 +91,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=argument_types.number_between(1, boot_image.MAX_REVISION),
         default=1,
-        help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
+        help="a boot image with a higher revision replaces one with a lower one (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -118,7 +118,7 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=argument_types.number_between(1, DAY_S),
         default=DEFAULTS.idle_s,
-        help="take the boot to be over when nothing new was read for so long (default: "
+        help="time without reads of new data after which the boot counts as complete (default: "
         "%(default)g)",
     )
 
@@ -136,16 +136,15 @@ def _add_guest(parser: argparse.ArgumentParser) -> None:
         type=boot_guest.Firmware,
         choices=list(boot_guest.Firmware),
         default=boot_guest.Firmware.BIOS,
-        help="what the image boots by, its property hw_firmware_type in Glance "
-        "(default: %(default)s)",
+        help="firmware of the image, hw_firmware_type in Glance (default: %(default)s)",
     )
     parser.add_argument(
         "--sandbox",
         type=sandbox.Sandbox,
         choices=list(sandbox.Sandbox),
         default=sandbox.Sandbox.BUBBLEWRAP,
-        help="what keeps QEMU, which boots the image, away from this host; none trusts QEMU and "
-        "the image (default: %(default)s)",
+        help="sandbox that isolates QEMU from this host; none: trust QEMU and the image "
+        "(default: %(default)s)",
     )
 
 
@@ -205,8 +204,8 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     if not options.map:
         head = boot_image.parse_head(raw, what)
         if any(ids.is_keyed(frame.cid) for frame in head.frames):
-            why = "its frames are named in a scope, whose key the chunk map has"
-            raise errors.Unusable(what, why, "Give the chunk map with --map")
+            why = "the names of its frames depend on the scope key in its chunk map"
+            raise errors.Unusable(what, why, "Pass the chunk map with --map")
         head = boot_frames.check_boot_image([raw], what)
     else:
         with _map_of(options.map) as image_map:
@@ -242,7 +241,7 @@ def _regex(text: str) -> str:
     try:
         re.compile(text.encode())
     except re.error as exc:
-        raise ValueError(f"no regular expression: {exc}") from exc
+        raise ValueError(f"not a regular expression: {exc}") from exc
     return text
 
 

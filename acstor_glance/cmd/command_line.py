@@ -56,7 +56,7 @@ def byte_bar(name: str, size_bytes: int, *, is_shown: bool) -> Iterator[Callable
 
 def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> None:
     """Add the arguments for the image and the output file."""
-    what = "file of the image, as Glance has it"
+    what = "file of the image, as stored in Glance"
     parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help=what)
     parser.add_argument(
         *("-o", "--output"),

@@ -153,7 +153,7 @@ class Tool:
     def _images_to_prepare(self) -> list[ids.ImageId]:
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         found = []
-        with self._steps("looked at", None) as step:
+        with self._steps("checked", None) as step:
             for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
                 known = {part.id: part for part in (image_map, others) if part}

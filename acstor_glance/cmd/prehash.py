@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.base and not options.scope_key_file:
-        parser.error("--base needs --scope-key-file: plain names are the same everywhere")
+        parser.error("--base needs --scope-key-file: names without a scope do not depend on it")
     try:
         image_id = options.image_id or _image_id_of_name(options.image)
     except ValueError as exc:
@@ -64,9 +64,9 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="acstor-prehash",
-        description="Make the chunk map of a raw or qcow2 image: with it hosts check and share its "
-        "chunks.",
-        epilog="A run that was stopped goes on where it was when it is started again.",
+        description="Make the chunk map of a raw or qcow2 image, by which hosts verify and share "
+        "its chunks.",
+        epilog="A stopped run continues where it was when it is started again.",
     )
     command_line.add_files(parser, "MAP", ".acmap")
     _add_image(parser)
@@ -75,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--workers",
         metavar="N",
         type=argument_types.number_between(1, 1024),
-        help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
+        help=f"threads that hash (default: one per core, at most {prehash.MAX_DEFAULT_WORKERS})",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--quiet", action="store_true", help="print only errors (and JSON)")
@@ -94,8 +94,8 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=[disk_format.glance_name for disk_format in layout.DiskFormat],
         help="disk_format of the image in Glance; by default qcow2 if the file's name ends with "
-        ".qcow2, else raw. It is never guessed from the bytes, which are refused if they are not "
-        "of this format",
+        ".qcow2, else raw. The format is never guessed from the data; data of another format is "
+        "refused",
     )
     parser.add_argument(
         "--chunk-size",
@@ -110,8 +110,8 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         type=argument_types.argument_type(_parse_os_hash),
         default=chunk_map.UNKNOWN_OS_HASH,
         help="os_hash_algo and os_hash_value of the image in Glance, which are compared with the "
-        f"image's bytes; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
-        "all the rest, which is done meanwhile",
+        f"image's data; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
+        "the rest of the work, which runs in parallel",
     )
 
 
@@ -120,15 +120,15 @@ def _add_names(parser: argparse.ArgumentParser) -> None:
         "--scope-key-file",
         metavar="FILE",
         type=pathlib.Path,
-        help="file with the key (64 hexadecimal digits) of the scope in which the chunks are "
-        "named; without it they are named for everybody",
+        help="file with the key (64 hexadecimal digits) of the scope of the chunks' names; "
+        "without it the names are the same in all clouds",
     )
     parser.add_argument(
         "--base",
         metavar="MAP",
         type=pathlib.Path,
-        help="chunk map of the image that this one was made from: what both have at the same "
-        "place keeps its name; with --scope-key-file",
+        help="chunk map of the image that this one was made from: equal chunks at the same "
+        "offset keep their names; with --scope-key-file",
     )
 
 
@@ -172,7 +172,7 @@ def _read_key(path: pathlib.Path) -> ids.ScopeKey:
             raise errors.Unusable(str(path), "others can read this key", "chmod 600")
         text = file.read(200).decode("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-fA-F]{64}", text) or not int(text, 16):
-        raise errors.Unusable(str(path), "no key", "openssl rand -hex 32 makes one")
+        raise errors.Unusable(str(path), "it has no key", "openssl rand -hex 32 generates one")
     return ids.ScopeKey(bytes.fromhex(text))
 
 
@@ -200,7 +200,7 @@ def _image_id_of_name(image: pathlib.Path) -> ids.ImageId:
     except ValueError:
         pass
     raise ValueError(
-        f"{image.name} is not named <UUID>.raw or <UUID>.qcow2: give the image's id with --image-id"
+        f"{image.name} is not named <UUID>.raw or <UUID>.qcow2: pass the image's id with --image-id"
     )
 
 

@@ -95,7 +95,7 @@ def _check_pointer(
     pointer = artefacts.pointer_of(image, kind)
     if pointer is None:
         if kind is CHUNK_MAP or kind.pointer in image.properties:
-            raise errors.Unusable(f"{kind.pointer}", "no artefact is named there")
+            raise errors.Unusable(f"{kind.pointer}", "it names no artefact")
         return
     version = glance_client.FORMAT_VERSIONS[kind]
     artefacts.check_belongs(image, images.get_image(pointer), kind, images.project_id, version)
@@ -119,5 +119,5 @@ def _compare(
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
         if len(digests) != 1:
             raise errors.Unusable(
-                f"chunk map of image {read.image.id}", "is not the one that its bytes give"
+                f"chunk map of image {read.image.id}", "differs from the one of its data"
             )

@@ -49,21 +49,21 @@ FAULTY = frozenset({ScanReason.FAILED, ScanReason.RECORD_DIFFERS, ScanReason.STO
 
 _WHAT_TO_DO = {
     ScanReason.SERVED: "",
-    ScanReason.NOT_ACTIVE: "nothing: they are not there, or somebody deactivated them",
+    ScanReason.NOT_ACTIVE: "nothing: they do not exist or were deactivated",
     ScanReason.DISK_FORMAT: "upload them as raw or qcow2, let Glance convert imports, or name the "
     "format in convert_formats",
     ScanReason.CONTAINER_FORMAT: "upload the disk itself, in no container (bare)",
-    ScanReason.ENCRYPTED: "nothing: Nova takes encrypted images by itself",
-    ScanReason.EMPTY: "nothing: there is nothing in them",
+    ScanReason.ENCRYPTED: "nothing: Nova downloads encrypted images itself",
+    ScanReason.EMPTY: "nothing: they are empty",
     ScanReason.NO_HASH: "upload them, or let Glance hash new locations (do_secure_hash)",
-    ScanReason.REFUSED: "acstor_message on each says why and what to do",
-    ScanReason.FAILED: "acstor_message on each says why, acstor_retry when it is tried again",
-    ScanReason.RECORD_DIFFERS: "their chunk map is of other bytes than Glance has: prepare them, "
-    "and see who changed them",
+    ScanReason.REFUSED: "acstor_message of each has the reason and the remedy",
+    ScanReason.FAILED: "acstor_message of each has the reason, acstor_retry the next attempt",
+    ScanReason.RECORD_DIFFERS: "their chunk map does not match the data in Glance: prepare "
+    "them, and find out who changed them",
     ScanReason.NOT_MAPPED: "wait for the listener, or prepare",
-    ScanReason.NO_RANGES: "run acstor-glance-gateway; without it one host reads each of them as a "
-    "whole, for all hosts",
-    ScanReason.STORE_AWAY: "look after the store, or its gateway",
+    ScanReason.NO_RANGES: "run acstor-glance-gateway; without it one host downloads each of them "
+    "completely, for all hosts",
+    ScanReason.STORE_AWAY: "check the store, or its gateway",
 }
 
 
@@ -114,7 +114,7 @@ def status_of(
         converted = context.converted_of(image)
         why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, context.project_id)
         if why or converted is None:
-            return ImageStatus(ScanReason.NOT_MAPPED, "", f"what it was converted to: {why}")
+            return ImageStatus(ScanReason.NOT_MAPPED, "", f"its converted copy: {why}")
         read = converted
     stores = range_support.stores_of(read)
     answer = context.ranges_of(read)
@@ -133,7 +133,7 @@ def _why_foreign(
     project_id: str,
 ) -> str:
     if found is None:
-        return "it is not there"
+        return "it does not exist"
     version = glance_client.FORMAT_VERSIONS[kind]
     return artefacts.why_foreign(image, found, kind, project_id, version)
 

@@ -42,7 +42,7 @@ class MessageVerifier:
         """
         signed = decision_messages.decode(payload, decision_messages.Signed)
         if not trust.ca:
-            raise errors.NotAuthenticated("a boot trace", "no authority is known here yet")
+            raise errors.NotAuthenticated("a boot trace", "no certificate authority is known yet")
         certificate, trace = signed_messages.verify_from_host(
             signed, signing.TRACE, trust.ca, trace_message.BootTrace
         )

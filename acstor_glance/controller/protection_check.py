@@ -22,7 +22,7 @@ _WHY = {
     "it again, remove the tag acstor_unprotected=... from the image",
     deletion_protection.ProtectionStatus.ARTEFACT: "hosts report that servers use it, but it is an "
     "artefact, which is never protected: a host reports wrong data",
-    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more: data that no host "
+    deletion_protection.ProtectionStatus.GONE: "it is no longer in Glance: data that no host "
     "has is lost",
 }
 
@@ -76,7 +76,7 @@ def _check_hosts(needed: decision_messages.NeededImages) -> CheckResult:
         )
     elif needed.silent_hosts:
         why = (
-            f"{needed.silent_hosts} reported within a day, but not lately: images that they need "
+            f"{needed.silent_hosts} reported within a day, but not recently: images that they need "
             "since then are not protected"
         )
     return CheckResult("hosts", not why, why)
@@ -86,7 +86,7 @@ def _check_listeners(reported: list[protection_reconciler.ListenerReport]) -> Ch
     silent = [listener.listener for listener in reported if listener.is_silent]
     why = "none has ever reported to the decision service: is acstor-glance-listener running?"
     if silent:
-        why = f"silent: {', '.join(silent)}. Look at acstor-glance-listener there"
+        why = f"silent: {', '.join(silent)}. Check acstor-glance-listener there"
     return CheckResult(
         "listeners", bool(reported) and not silent, why if silent or not reported else ""
     )

@@ -43,7 +43,7 @@ ALL_IMAGES = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
 _WARNINGS = {
     deletion_protection.ProtectionStatus.DECLINED: "a user removed acstor's protection, which is "
     "not set again; data that hosts lack is lost when the image is deleted",
-    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more, and hosts that use "
+    deletion_protection.ProtectionStatus.GONE: "it is no longer in Glance, and hosts that use "
     "it lack data of it",
     deletion_protection.ProtectionStatus.ARTEFACT: "hosts report that servers use it, but it is an "
     "artefact: a host reports wrong data",
@@ -187,7 +187,7 @@ class ProtectionReconciler:
             try:
                 is_ours = stack.enter_context(self._leases.lease_image(ALL_IMAGES))
             except errors.ImageServiceUnreachable as exc:
-                LOG.debug("%s; going on without", exc)
+                LOG.debug("%s; continuing without a lease", exc)
                 is_ours = True
             yield is_ours
 

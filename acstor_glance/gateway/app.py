@@ -44,8 +44,8 @@ MAX_RANGE_BYTES = 8 << 20
 """Of a request, which may take so much memory; agents request 1 MiB at a time."""
 OPEN_PATHS = frozenset({"/", "/healthz"})
 KEYSTONE_UNAVAILABLE = (
-    "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
-    "says which), so this token cannot be checked"
+    "Keystone does not answer, or refuses the user of [keystone_authtoken] (see the log of the "
+    "gateway), so this token cannot be validated"
 )
 TOKEN_INFO = "keystone.token_info"
 """Present only after a valid token, whatever ``delay_auth_decision`` is."""
@@ -124,7 +124,7 @@ def _record(
 ) -> flask.Response:
     wanted = _image_id(image_id)
     if image_grants.GRANT_HEADER not in flask.request.headers:
-        raise exceptions.Forbidden("without a grant ask Glance for the record")
+        raise exceptions.Forbidden("without a grant, request the record from Glance")
     with _permitted(grants, wanted, "") as caller:
         return _json(lookup.fetch_public_record(wanted, caller))
 
@@ -178,10 +178,10 @@ def _delta(jobs: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
     wanted, caller = _image_id(image_id), _caller()
     disk_format = request.args.get("format", "")
     if disk_format not in flatten_job.FORMATS:
-        raise http_errors.HttpError(http.HTTPStatus.BAD_REQUEST, "give format=qcow2 or format=raw")
+        raise http_errors.HttpError(http.HTTPStatus.BAD_REQUEST, "set format=qcow2 or format=raw")
     length_bytes = request.content_length
     if length_bytes is None:
-        words = "give the length of the body in Content-Length"
+        words = "specify the length of the body in Content-Length"
         raise http_errors.HttpError(http.HTTPStatus.LENGTH_REQUIRED, words)
     lines = jobs.start_job(
         flatten_job.FlattenRequest(wanted, disk_format, caller),

@@ -46,7 +46,7 @@ def parse(header: str, size_bytes: int, max_bytes: int) -> ByteRange:
     match = _RANGE.fullmatch(ranges)
     if match is None or not (match[1] or match[2]):
         raise http_errors.HttpError(
-            http.HTTPStatus.BAD_REQUEST, "give a range of bytes, such as Range: bytes=0-1048575"
+            http.HTTPStatus.BAD_REQUEST, "specify a range, such as Range: bytes=0-1048575"
         )
     if match[1]:
         first = int(match[1])
@@ -63,6 +63,6 @@ def parse(header: str, size_bytes: int, max_bytes: int) -> ByteRange:
     if last - first >= max_bytes:
         raise http_errors.HttpError(
             http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"ask for {max_bytes} bytes at most",
+            f"request {max_bytes} bytes at most",
         )
     return ByteRange(first, last - first + 1)

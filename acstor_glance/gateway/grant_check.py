@@ -107,6 +107,6 @@ class GrantCheck:
         is_made = artefacts.is_artefact(record, self._lookup.own_project_id())
         is_its = record.text(artefacts.OF_IMAGE) == image_id
         if not (is_made and is_its and artefacts.kind_of(record)):
-            words = f"the grant is for image {image_id}, and {artefact_id} is no artefact of it"
+            words = f"the grant is for image {image_id}, and {artefact_id} is not its artefact"
             raise http_errors.HttpError(http.HTTPStatus.FORBIDDEN, words)
         self._artefacts.put(key, True)

@@ -180,7 +180,7 @@ class ImageLookup:
     ) -> T:
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
-            raise self._refusal(answer.status_code, "whether there is such an image")
+            raise self._refusal(answer.status_code, "the lookup of the image")
         return self._decoded(answer, parse)
 
     def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
@@ -188,7 +188,7 @@ class ImageLookup:
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
         if answer.status_code not in _PERMITTED:
-            raise self._refusal(answer.status_code, "whether this may be downloaded")
+            raise self._refusal(answer.status_code, "the check of the right to download it")
         return image
 
     def _get(
@@ -239,16 +239,14 @@ class ImageLookup:
         try:
             return parse(dict(answer.json()))
         except (ValueError, TypeError) as error:
-            raise self._refusal(None, "its answer is no record of an image") from error
+            raise self._refusal(None, "its answer is not a record of an image") from error
 
     def _refusal(self, status: int | None, words: str) -> http_errors.HttpError:
         if status in _PASSED_ON:
             answer = http.HTTPStatus(status)
-            return http_errors.HttpError(
-                answer, f"Glance answers {status} when it is asked {words}"
-            )
+            return http_errors.HttpError(answer, f"Glance answers {status} to {words}")
         self._counters.count_service_fault("glance")
-        why = f"it answers {status} when it is asked {words}" if status else words
+        why = f"it answers {status} to {words}" if status else words
         return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance did not answer: {why}")
 
 

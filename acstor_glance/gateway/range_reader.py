@@ -132,16 +132,16 @@ class RangeReader:
 
 def _check(image: image_lookup.ReadableImage, part: base.ObjectRange, store: str) -> None:
     if part.size_bytes != image.size_bytes:
-        why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
+        why = f"it has {part.size_bytes} bytes, but {image.size_bytes} in Glance's record"
         raise base.ContentMismatch(store, why)
     if part.md5 and image.md5 and part.md5 != image.md5:
-        why = f"the MD5 of what it has is {part.md5}, and Glance's record says {image.md5}"
+        why = f"the MD5 of its data is {part.md5}, but {image.md5} in Glance's record"
         raise base.ContentMismatch(store, why)
 
 
 def _refused(faults: list[ReadFault]) -> http_errors.HttpError:
     """Return one error for all locations; a temporary one takes precedence."""
-    words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
+    words = "; ".join(str(fault) for fault in faults) or "Glance has no location of its data"
     passing = [fault for fault in faults if isinstance(fault, http_errors.HttpError)]
     worst = max((fault.status for fault in faults), default=http.HTTPStatus.CONFLICT)
     headers = next((fault.headers for fault in passing if fault.status == worst), None)

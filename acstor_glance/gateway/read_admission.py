@@ -48,7 +48,7 @@ class ReadAdmission:
             self._counters.count_fault("full")
             raise http_errors.HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
-                f"store {self._name}: {self._reads} reads are under way, {len(self._late)} late",
+                f"store {self._name}: {self._reads} reads are in progress, {len(self._late)} late",
                 {"Retry-After": "1"},
             )
         began_s = time.monotonic()

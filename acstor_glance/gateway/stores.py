@@ -92,7 +92,7 @@ class Stores:
         name = location.store or self._only_store_of(location)
         reader = self._readers.get(name)
         if reader is None:
-            why = self._why_not.get(name, "enabled_backends of this gateway does not name it")
+            why = self._why_not.get(name, "it is not in enabled_backends of this gateway")
             raise base.RangesUnsupported(
                 name, f"the gateway does not read it ({location.scheme}): {why}"
             )
@@ -101,7 +101,7 @@ class Stores:
                 location.url, name, conf=self._conf
             )
         except (glance_store.GlanceStoreException, ValueError) as error:  # ValueError: no URL
-            why = f"a location of another kind ({location.scheme}) names it"
+            why = f"its location has another scheme ({location.scheme})"
             raise base.RangesUnsupported(name, why) from error
         with tracing.Span("acstor_store_read", store=name) as span:
             part = self._admissions[name].run(lambda: self._read(reader, place, requested))
@@ -123,7 +123,7 @@ class Stores:
             return names[0]
         raise base.RangesUnsupported(
             "(not named)",
-            f"a location ({location.scheme}) names no store, and {len(names)} have such",
+            f"a location ({location.scheme}) names no store, and {len(names)} have this scheme",
         )
 
     def _prepare(self, name: str) -> None:
@@ -178,7 +178,7 @@ def _swift(name: str, store: Any, options: Any, _own: Any) -> base.Reader:
     from acstor_glance.gateway.readers import swift
 
     if options.swift_store_multi_tenant:
-        why = "with swift_store_multi_tenant each image lies in its owner's account"
+        why = "with swift_store_multi_tenant each image is in its owner's account"
         raise errors.Unusable(name, why)
     return swift.SwiftReader(name, store, read_admission.READS, read_admission.TIMEOUT_S)
 

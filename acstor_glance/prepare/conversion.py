@@ -165,9 +165,9 @@ class _Job:
         if status in _OF_BOUNDS or TOO_LONG in message:
             raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:
-            raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by something else")
+            raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by another process")
         if NO_ROOM in message:
-            raise errors.Unusable(self._name, message, "Give [acstor_glance] state_dir more")
+            raise errors.Unusable(self._name, message, "Give [acstor_glance] state_dir more space")
         if status:
             why = f"{QEMU_IMG} does not convert it: {message.replace(self.image, 'the image')}"
             raise errors.NotRaw(self._name, why, REMEDY)

@@ -49,7 +49,7 @@ def why_not_raw(head: bytes) -> str:
         return f"its format is unknown: the inspection raised {type(e).__name__}"
     if not foreign:
         return ""
-    return f"its format is {' or '.join(sorted(foreign))}, but Glance says raw"
+    return f"its format is {' or '.join(sorted(foreign))}, but raw in Glance"
 
 
 def why_not_qcow2(head: bytes) -> str:
@@ -58,7 +58,7 @@ def why_not_qcow2(head: bytes) -> str:
         found = _inspectors_of(head)
         formats = {str(feature) for feature in found}
         if formats != {"qcow2"}:
-            return f"its format is {' or '.join(sorted(formats))}, but Glance says qcow2"
+            return f"its format is {' or '.join(sorted(formats))}, but qcow2 in Glance"
         found[0].safety_check()
     except format_inspector.SafetyCheckFailed as e:
         return "; ".join(_UNSAFE.get(name, str(why)) for name, why in e.failures.items())
@@ -77,7 +77,7 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
         found = list(inspector.formats or ())
         formats = {str(feature) for feature in found}
         if formats != {disk_format}:
-            return f"its format is {' or '.join(sorted(formats))}, but Glance says {disk_format}"
+            return f"its format is {' or '.join(sorted(formats))}, but {disk_format} in Glance"
         found[0].safety_check()
     except format_inspector.SafetyCheckFailed as e:
         return "; ".join(map(str, e.failures.values()))

@@ -103,13 +103,13 @@ class ImageFile:
                     continue
                 status = path.stat()
             if (status.st_ino, status.st_dev) == (self.inode, self._device):
-                raise errors.Unusable(str(path), "is the image itself; give the map another name")
+                raise errors.Unusable(str(path), "is the image itself; choose another file")
             if not stat.S_ISREG(status.st_mode):
                 raise errors.Unusable(str(path), "exists and is not a regular file")
 
     def _changed(self) -> ImageChanged:
         return ImageChanged(
-            self.name, "changed while it was read", "Run again when nobody writes to it"
+            self.name, "changed while it was read", "Run again when no process writes to it"
         )
 
 
@@ -126,7 +126,7 @@ def write_sparse(file: IO[bytes], pieces: Iterable[bytes]) -> None:
 def hash_mismatch(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch:
     """Return the error for bytes that do not have Glance's hash."""
     return errors.ContentMismatch(
-        name, f"its data does not have the {os_hash.algo} that Glance says"
+        name, f"the {os_hash.algo} of its data differs from that in Glance"
     )
 
 

@@ -110,7 +110,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             with self._wrapper as action:
                 action.set_image_extra_properties({k: v for k, v in said.items() if v})
         except Exception as exc:  # a plugin has the rights of the importing tenant
-            LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
+            LOG.info("image %s: %s, not shown in its properties: %s", self._image_id, state, exc)
 
     def _hash(
         self, staged: pathlib.Path, disk_format: str, spool: map_spool.MapSpool

@@ -170,7 +170,7 @@ def _why_incomplete(
         if pointer is None:
             return f"it has no {kind.value}"
         if pointer not in found:
-            return f"it points to {pointer}, which is no {kind.value} of it"
+            return f"it points to {pointer}, which is not its {kind.value}"
         why = artefacts.why_foreign(image, found[pointer], kind, project_id, version)
         if why:
             return why

@@ -19,7 +19,7 @@ SLOWEST_DECODER_BYTES_S = 16 * geometry.MIB
 SLOWEST_BYTES_S = 1 * geometry.MIB
 """Uploaded bytes per second until the deadline, including a copy of the image."""
 SPARE_S = 300.0
-NOT_RETRIED = "It is not tried again by itself"
+NOT_RETRIED = "It is not retried automatically"
 
 
 class CostLimits(NamedTuple):
@@ -67,8 +67,8 @@ class PreparationBudget:
         longest_s = self._spare_s + count / SLOWEST_BYTES_S
         if self._clock.monotonic() > self._began_s + longest_s:
             raise self._exceeded(
-                f"it was not prepared in {longest_s:.0f} s, the time that {count} bytes may take",
-                "Look for what was slow: the image's location, the store or this host",
+                f"it was not prepared in {longest_s:.0f} s, the limit for {count} bytes",
+                "Find out what was slow: the image's location, the store or this host",
             )
 
     def charge_decoded(self, count: int, cpu_s: float) -> None:
@@ -86,9 +86,9 @@ class PreparationBudget:
         if total_s > self._limits.spare_cpu_s + total_bytes / SLOWEST_DECODER_BYTES_S:
             raise self._exceeded(
                 f"its clusters decode too slowly: {total_bytes} bytes in {total_s:.1f} s of a "
-                f"processor, and {SLOWEST_DECODER_BYTES_S // geometry.MIB} MiB a second are the "
-                "least",
-                "Convert it anew (qemu-img convert)",
+                f"processor, and {SLOWEST_DECODER_BYTES_S // geometry.MIB} MiB a second are "
+                "required",
+                "Convert it again (qemu-img convert)",
             )
         self.check_time()
 

@@ -99,7 +99,7 @@ def copy_stream(
     space = os.statvfs(copied.fileno())
     if size_bytes > space.f_bavail * space.f_frsize:
         raise errors.Unusable(name, f"there is no space for its {size_bytes} bytes",
-                              "Give [acstor_glance] state_dir more")  # fmt: skip
+                              "Give [acstor_glance] state_dir more space")  # fmt: skip
     hasher = _hasher(name, bytes_hash.algo) if bytes_hash else None
     done_bytes = 0
     for piece in pieces:
@@ -163,7 +163,7 @@ def _hasher(name: str, algo: str) -> "hashlib._Hash":
     try:
         return hashlib.new(algo)
     except ValueError as exc:
-        raise errors.Unusable(name, f"the hash {algo} of Glance is not known here") from exc
+        raise errors.Unusable(name, f"the hash algorithm {algo} in Glance is unsupported") from exc
 
 
 def _check_raw(name: str, head: bytes) -> None:
@@ -173,4 +173,4 @@ def _check_raw(name: str, head: bytes) -> None:
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:
-    return errors.ImageServiceUnreachable(f"bytes of {name}", f"{came} bytes came")
+    return errors.ImageServiceUnreachable(f"bytes of {name}", f"received {came} bytes")

@@ -37,13 +37,16 @@ _gbit = _between(0.01, 10_000)
 _gb = _between(0.01, 10_000)
 NUMBERS = {
     "hosts": (argument_types.number_between(1, gain_estimate.MOST_HOSTS), "compute hosts"),
-    "racks": (argument_types.number_between(1, 256), "racks that they stand in"),
+    "racks": (argument_types.number_between(1, 256), "racks of these hosts"),
     "link_gbit": (_gbit, "link of a host, in Gbit/s"),
-    "uplink_gbit": (_gbit, "links of a rack to the rest, together, in Gbit/s"),
-    "store_gbit": (_gbit, "what Glance and its store give away, together, in Gbit/s"),
+    "uplink_gbit": (_gbit, "uplinks of a rack, in total, in Gbit/s"),
+    "store_gbit": (_gbit, "throughput of Glance and its store, in total, in Gbit/s"),
     "images": (argument_types.number_between(1, 1000), "images that servers boot from"),
     "image_gb": (_gb, "size of an image in Glance, in GB"),
-    "data_gb": (_gb, "the same unpacked, without holes (default: 3.2 times as much)"),
+    "data_gb": (
+        _gb,
+        "size of an image unpacked, without holes, in GB (default: 3.2 times as much)",
+    ),
     "boots_a_day": (
         argument_types.number_between(1, 1_000_000),
         "servers that are created in a day",
@@ -52,11 +55,14 @@ NUMBERS = {
         argument_types.number_between(1, gain_estimate.MOST_AT_ONCE),
         "servers that are created at once (default: one on each host)",
     ),
-    "at_once_images": (argument_types.number_between(1, 1000), "of so many images"),
+    "at_once_images": (
+        argument_types.number_between(1, 1000),
+        "images of the servers of --at-once",
+    ),
     "boot_s": (_between(0.1, 3600), "seconds from power-on to login on a local disk"),
-    "boot_mb": (_between(0.1, 4096), "what a server reads of its image meanwhile, in MB"),
-    "busy_percent": (_between(0, 95), "what other traffic takes of the links, in percent"),
-    "seed": (argument_types.number_between(0, 1_000_000), "of the dice"),
+    "boot_mb": (_between(0.1, 4096), "data that a server reads of its image while it boots, in MB"),
+    "busy_percent": (_between(0, 95), "share of the links that other traffic uses, in percent"),
+    "seed": (argument_types.number_between(0, 1_000_000), "seed of the random numbers"),
 }
 
 
@@ -68,9 +74,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=kind, default=default, metavar="N", help=what + shown)
     parser.add_argument(
-        "--output", type=pathlib.Path, metavar="FILE", help="write the page, one HTML file, here"
+        "--output", type=pathlib.Path, metavar="FILE", help="file for the report, in HTML"
     )
-    parser.add_argument("--picture", type=pathlib.Path, metavar="FILE", help="its pictures, as PNG")
+    parser.add_argument(
+        "--picture", type=pathlib.Path, metavar="FILE", help="file for its charts, as PNG"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=functools.partial(_gain, parser))
 
@@ -91,8 +99,8 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error(str(e))
     except OSError as e:
         parser.error(
-            f"{e.filename or options.output}: {e.strerror}: name a file in a folder that "
-            "is there and that you may write to"
+            f"{e.filename or options.output}: {e.strerror}: name a file in an existing "
+            "folder that you may write to"
         )
     print(_json(parameters, results) if options.json else _text(parameters, results))
 

@@ -52,13 +52,13 @@ def make_parser() -> argparse.ArgumentParser:
         description="Boot guests on a simulated cloud under traffic, with and without acstor.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    gain.add(commands.add_parser("gain", help="what a cloud of your size would gain"))
-    compare = commands.add_parser("compare", help="one cloud, the policies side by side")
+    gain.add(commands.add_parser("gain", help="estimate the gain for a cloud of your size"))
+    compare = commands.add_parser("compare", help="compare the policies on one cloud")
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
-    figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
+    figure = commands.add_parser("figure", help="reproduce a figure of the ACStor paper")
     figure.add_argument(
-        "number", choices=[*paper_figures.EXPERIMENTS], help="which one, or table-1"
+        "number", choices=[*paper_figures.EXPERIMENTS], help="number of the figure, or table-1"
     )
     figure.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
@@ -82,10 +82,10 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
         metavar="MB/S",
         help="other traffic of a host, in and out (default 20)",
     )
-    add("--cv", type=_amount, default=0.8, help="how uneven it is: deviation / mean")
+    add("--cv", type=_amount, default=0.8, help="its coefficient of variation over the hosts")
     add("--partners", type=_count, default=8, help="hosts that each host talks to")
-    add("--reach", type=int, choices=(1, 3, 5), default=5, help="switches to the farthest of them")
-    add("--seed", type=int, default=1, help="of all that is left to chance (default: 1)")
+    add("--reach", type=int, choices=(1, 3, 5), default=5, help="switches to the farthest partner")
+    add("--seed", type=int, default=1, help="seed of the random numbers (default: 1)")
     add(
         "--policy",
         action="append",

@@ -78,14 +78,14 @@ class CloudParameters:
         """Raise WrongNumbersError, with the remedy, if the numbers are inconsistent."""
         rules = {
             f"{self.racks} racks are too many for {self.hosts} hosts: "
-            f"give --racks {self.hosts} at most": self.racks <= self.hosts,
+            f"pass --racks {self.hosts} at most": self.racks <= self.hosts,
             f"unpacked, an image cannot be smaller than {self.image_gb:g} GB as it is stored: "
-            f"give --data-gb {self.image_gb:g} or more": self.sizes.data >= self.sizes.stored,
+            f"pass --data-gb {self.image_gb:g} or more": self.sizes.data >= self.sizes.stored,
             f"a server reads {self.boot_mb:g} MB of an image that has "
-            f"{self.sizes.data / MB:g} MB: give --boot-mb {self.sizes.data // MB:g} at most, or a "
+            f"{self.sizes.data / MB:g} MB: pass --boot-mb {self.sizes.data // MB:g} at most, or a "
             "larger --data-gb": self.boot_mb * MB <= self.sizes.data,
-            f"servers at once are of {self.at_once_images} images, and there are {self.images}: "
-            f"give --at-once-images {self.images} at most": self.at_once_images <= self.images,
+            f"the servers at once have {self.at_once_images} images, and there are {self.images}: "
+            f"pass --at-once-images {self.images} at most": self.at_once_images <= self.images,
         }
         for wrong, is_right in rules.items():
             if not is_right:

@@ -16,23 +16,23 @@ from acstor_simulator.model import boot_traces
 
 Row = tuple[str, list[str]]
 ASSUMPTIONS = (
-    "In the rush no host has anything of the images; in the day none has at its beginning. What "
-    "hosts have of the day before lowers both columns.",
+    "All caches are empty before the rush, and at the beginning of the day. Data that is cached "
+    "from the day before lowers all columns.",
     "A day's servers are spread evenly over hosts; the second most popular image has half of the "
-    "servers of the first, the third a third. Images have nothing in common.",
+    "servers of the first, the third a third. Images share no data.",
     "Each host's [acstor_agent] location names its rack, and the decision service runs. All other "
-    "options are as acstor has them without a line of configuration.",
-    "Each image has its boot image, which takes "
-    f"{boot_traces.PACKED:.0%} of what a server reads while it boots.",
-    "Other traffic takes the same part of each link all the time.",
+    "options have their defaults.",
+    "Each image has a boot image, whose size is "
+    f"{boot_traces.PACKED:.0%} of the data that a server reads while it boots.",
+    "Other traffic takes a constant share of each link.",
 )
 LIMITS = (
-    "Disks and processors of hosts cost nothing, but for what Nova does with a file after its "
-    "download (5 s for a GB, measured). Where they are slow both ways are slower.",
-    "What Nova itself does for a server takes the same time in each way, and is left out. So is "
-    "what a server reads beside its boot image (0.5 MB of 58 MB when it was measured).",
-    "No host fails, nothing is lost, and no cache is too small.",
-    "What is fetched after a boot travels in larger pieces than in the product.",
+    "Disks and processors of hosts take no time, except for what Nova does with a file after its "
+    "download (5 s per GB, measured). Where they are slow, all columns are slower.",
+    "Nova's own work for a server takes the same time in each column, and is left out. So are "
+    "reads beyond the boot image (0.5 MB of 58 MB when it was measured).",
+    "No host fails, no data is lost, and no cache is too small.",
+    "Data that is fetched after a boot moves in larger pieces than in the product.",
     "A day is calculated from the rush, with average numbers; it has no busy hours.",
 )
 
@@ -89,12 +89,12 @@ def cloud_text(parameters: gain_estimate.CloudParameters) -> list[str]:
         f"{shape.host_count} hosts in {shape.racks} racks: {parameters.link_gbit:g} Gbit/s a host, "
         f"{parameters.uplink_gbit:g} Gbit/s a rack, {parameters.store_gbit:g} Gbit/s out of "
         f"the image store; {parameters.busy_percent:g} % of the links of hosts and racks in use by "
-        "others",
+        "other traffic",
         f"{parameters.images} images of {sizes.stored / 1e9:.3g} GB, {sizes.data / 1e9:.3g} GB "
         "unpacked",
         f"rush: {parameters.rush_servers} servers at once, of {parameters.at_once_images} image"
-        f"{'s' * (parameters.at_once_images > 1)}, each of which boots in "
-        f"{parameters.boot_s:g} s and reads {parameters.boot_mb:.3g} MB meanwhile",
+        f"{'s' * (parameters.at_once_images > 1)}; each server boots in "
+        f"{parameters.boot_s:g} s and reads {parameters.boot_mb:.3g} MB of it",
         f"day: {parameters.boots_a_day} servers of all images",
     ]
 
@@ -103,7 +103,7 @@ def cache_size_text(parameters: gain_estimate.CloudParameters) -> str:
     """Describe the cache size that a host needs."""
     room = gain_estimate.cache_size(parameters)
     return (
-        f"Room on a host: {_gb(room.day_gb)} for the images of such a day on average, "
+        f"Cache size of a host: {_gb(room.day_gb)} for the images of such a day on average, "
         f"{_gb(room.all_gb)} for all {parameters.images}. Set cache_limit_bytes of acstor-agent to "
         "what a host's servers use at a time; Nova's cache of images takes as much."
     )
@@ -183,12 +183,12 @@ svg {{ width: 100%; height: auto }}</style></head><body>
 <h1>What a cloud gains with acstor</h1>
 <p>Simulated, not measured.</p>
 <h2>The cloud</h2>{_list(cloud_text(parameters))}
-<h2>The numbers</h2>{_table(["", *titles], result_rows(results))}
+<h2>Results</h2>{_table(["", *titles], result_rows(results))}
 <p>{html.escape(cache_size_text(parameters))}</p>
 {_svg(draw(results))}
-<h2>What is assumed</h2>{_list(ASSUMPTIONS)}
-<h2>What is not in the model</h2>{_list(LIMITS)}
-<h2>How near the model is</h2>
+<h2>Assumptions</h2>{_list(ASSUMPTIONS)}
+<h2>Limits of the model</h2>{_list(LIMITS)}
+<h2>Accuracy of the model</h2>
 <p>Links of 100 Mbit/s, guests emulated. The model's constants come from the first and the third
 line, the ratio of a boot image to its boot, and the guest's own time on four hosts.</p>
 {_table(["", "measured", "model", "off by"], validation_rows())}

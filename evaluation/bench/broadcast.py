@@ -67,7 +67,7 @@ def broadcast(net: network.Network, image: pathlib.Path, deadline_s: float) -> d
         took_s = _wait_complete(folders, began, deadline_s)
         for number, folder in folders.items():
             if (folder / image.name).read_bytes() != wanted:
-                raise harness.CannotRun(f"host {number} got other bytes by {CLIENT}")
+                raise harness.CannotRun(f"host {number} received wrong bytes by {CLIENT}")
         return took_s
 
 

@@ -80,6 +80,6 @@ def source_bytes(
         with hosts.running(folder / "h1", images) as agent:
             for image_id, data in of.items():
                 if agent.image_path(image_id).read_bytes() != data:
-                    raise harness.CannotRun(f"image {image_id} has other bytes")
+                    raise harness.CannotRun(f"image {image_id} has wrong bytes")
             read = [found["fetched"] for found in agent.status()["images"].values()]
     return sum(origin["source"]["bytes"] for origin in read)

@@ -110,7 +110,7 @@ class Lab:
                 self._cloud.ports["h1"], "h1", self._cached_id, MEMBERS, KINDS, processes=2
             ),
             "16 scrapers": lambda: denials.scraping(self._metrics_port),
-            "vault strangers": self._strangers,
+            "unauthenticated vault connections": self._strangers,
         }
 
     @contextlib.contextmanager

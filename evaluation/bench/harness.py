@@ -94,7 +94,7 @@ class Target:
         """Return whether every part of ``value`` is within its bound."""
         parts = _parts(value)
         if len(parts) != len(self.bounds):
-            raise ValueError(f"{parts} has not one part for each bound of {self}")
+            raise ValueError(f"{parts} does not have one part for each bound of {self}")
         return all(
             _OPERATORS[sign](part, bound)
             for part, (sign, bound) in zip(parts, self.bounds, strict=True)
@@ -162,7 +162,7 @@ def measures(
     def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
         for bench_id in bench_ids:
             if bench_id in registry:
-                raise ValueError(f"two benchmarks are called {bench_id}")
+                raise ValueError(f"two benchmarks have the ID {bench_id}")
             entry = (entries or catalogue())[bench_id]
             registry[bench_id] = Benchmark(bench_id, entry, run)
         return run

@@ -267,10 +267,12 @@ def main(patterns: Patterns = PATTERNS) -> int:
     :param patterns: the known ones
     """
     parser = argparse.ArgumentParser(prog="python -m evaluation.bench.m1_model")
-    parser.add_argument("names", metavar="PATTERN", nargs="*", help=f"of {', '.join(patterns)}")
-    parser.add_argument("--divisor", type=int, default=1, help="play so much less (1)")
-    parser.add_argument("--slower", type=float, default=1, help="links so much slower (1)")
-    parser.add_argument("--turns", type=int, default=1, help="of the lab (1)")
+    parser.add_argument(
+        "names", metavar="PATTERN", nargs="*", help=f"one of {', '.join(patterns)}; default: all"
+    )
+    parser.add_argument("--divisor", type=int, default=1, help="divisor of the regions' sizes (1)")
+    parser.add_argument("--slower", type=float, default=1, help="divisor of the links' rates (1)")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each pattern in the lab (1)")
     options = parser.parse_args()
     numbers = options.divisor, options.slower, options.turns
     if not set(options.names) <= set(patterns) or min(numbers) < 1:

@@ -56,7 +56,7 @@ def serving() -> Iterator[tuple[agents.Agent, pathlib.Path, pathlib.Path]]:
 def run(say: harness.Say) -> harness.Result:
     """Read under load, without and with kills."""
     with serving() as (agent, *paths):
-        say(f"{THREADS} threads read, nobody is killed")
+        say(f"{THREADS} threads read, no worker is killed")
         calm = load(*paths, agent, kills=0, say=say)
         say(f"longest read {calm['longest_s']:.3f} s; now the worker is killed {KILLS} times")
         stormy = load(*paths, agent, kills=KILLS, say=say)

@@ -57,7 +57,7 @@ def run(say: harness.Say) -> harness.Result:
     """Boot the same disk on both hosts in sequence."""
     nova_pair.check()
     if DISK_FORMAT not in ("raw", "qcow2") or STORE not in ("file", "s3"):
-        raise harness.CannotRun(f"there is no way with {DISK_FORMAT} in {STORE}")
+        raise harness.CannotRun(f"{DISK_FORMAT} in {STORE} is not supported")
     guest = guest_image.ensure(say)
     with runs.Run() as folders, contextlib.ExitStack() as stack:
         disk = make_disk(guest, folders.folder, say)

@@ -41,7 +41,7 @@ def run(say: harness.Say) -> harness.Result:
             found[name] = cold_reads(images, reading, is_shared)
             say(
                 f"{name}: {found[name]['peer_share']:.4f} of the bytes from peers, "
-                f"{found[name]['moved_over_asked']:.3f} bytes moved for each asked"
+                f"{found[name]['moved_over_asked']:.3f} bytes moved for each one requested"
             )
     warm = found["beside a warm host"]
     return harness.Result(
@@ -94,7 +94,7 @@ def draw(picture: figure.Figure, found: dict[str, dict[str, Any]]) -> None:
     least, most = harness.bounds("P13")
     for axes, key, target, title in (
         (left, "peer_share", least, "share of the bytes from peers"),
-        (right, "moved_over_asked", most, "bytes received / bytes asked"),
+        (right, "moved_over_asked", most, "bytes received / bytes requested"),
     ):
         bars = axes.bar(list(found), [way[key] for way in found.values()])
         axes.bar_label(bars, fmt="%.3f")

@@ -166,7 +166,7 @@ def read(line: Line, say: harness.Say) -> tuple[dict[str, Any], dict[str, Any]]:
         for turn in range(TURNS):
             for name, seconds in busy_and_idle(image.path, process, turn).items():
                 busy[name].append(seconds)
-    say(f"{image.disk_format}: while its room is shared: {ratio(busy, 'busy', 'idle')}")
+    say(f"{image.disk_format}: while its blocks are deduplicated: {ratio(busy, 'busy', 'idle')}")
     return (
         {"ratio": ratio(quiet, "shared", "copy"), **quiet},
         {"ratio": ratio(busy, "busy", "idle"), "mib_s": MIB_S, **busy},

@@ -132,7 +132,9 @@ class Host:
             with contextlib.suppress(nova_client.NovaBusy):
                 self._asked.get_server(SERVER, self.name)
                 return self._note(new)
-        raise errors.DecisionUnreachable("the message bus", "others wait for Nova")
+        raise errors.DecisionUnreachable(
+            "the message bus", "requests of other hosts to Nova are in progress"
+        )
 
     def collect(self) -> None:
         """Collect garbage at all hosts once, as the product does each hour."""
@@ -401,15 +403,15 @@ def stopped_qemu(cloud: Cloud) -> Iterator[None]:
 Attack = Callable[[Cloud], contextlib.AbstractContextManager[None]]
 ATTACKS: dict[str, tuple[Attack, float]] = {
     "nothing": (nothing, REST_S),
-    "silent connections of strangers": (strangers, ATTACK_S),
-    "idle connections of its own": (idle_connections, ATTACK_S),
-    "names without end": (names_without_end, ATTACK_S),
-    "small chunks without end": (small_chunks, ATTACK_S),
+    "silent unauthenticated connections": (strangers, ATTACK_S),
+    "idle authenticated connections": (idle_connections, ATTACK_S),
+    "an endless list of names": (names_without_end, ATTACK_S),
+    "endless small chunks": (small_chunks, ATTACK_S),
     "a holder that is silent": (functools.partial(holding, answer=is_silent), HOLDING_S),
-    "a holder that drips": (functools.partial(holding, answer=drips), HOLDING_S),
+    "a holder that sends slowly": (functools.partial(holding, answer=drips), HOLDING_S),
     "a holder that refuses": (functools.partial(holding, answer=refuses, status=500), ATTACK_S),
     "a holder that names 28,000 disks": (naming_disks, HOLDING_S),
-    "registrations without end": (registrations, ATTACK_S),
+    "endless registrations": (registrations, ATTACK_S),
     "a guest that overwrites": (overwriting, ATTACK_S),
     "a QEMU that does not answer": (stopped_qemu, ATTACK_S),
 }

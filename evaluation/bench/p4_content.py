@@ -51,7 +51,7 @@ def run(say: harness.Say) -> harness.Result:
         if share < SHARE_NEEDED:
             raise harness.CannotRun(
                 f"only {share:.2f} of the package's chunks are in both images, so there is nothing "
-                f"to exchange: the file system has laid it at other offsets within chunks"
+                f"to exchange: the file system placed it at other offsets within chunks"
             )
         scene = Scene(images, [image.spans for image in made], say)
         direct = scene.play("direct", SPLITS["50 %"], [])

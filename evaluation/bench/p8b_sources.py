@@ -134,7 +134,7 @@ def check(pieces: list[base.BlobPiece], outcomes: list[base.Outcome]) -> None:
         if isinstance(outcome, Exception):
             raise harness.CannotRun(str(outcome))
     if len(outcomes) != len(pieces):
-        raise harness.CannotRun(f"{len(outcomes)} of {len(pieces)} chunks came")
+        raise harness.CannotRun(f"{len(outcomes)} of {len(pieces)} chunks arrived")
 
 
 async def least_of_file(path: pathlib.Path, pieces: list[base.BlobPiece]) -> dict[str, float]:

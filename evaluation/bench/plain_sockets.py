@@ -112,7 +112,7 @@ def told(pipe: socket.socket) -> float:
     """
     raw = pipe.recv(_FIGURE.size, socket.MSG_WAITALL)
     if len(raw) < _FIGURE.size:
-        raise ConnectionError("the process beside has ended")
+        raise ConnectionError("the other process has ended")
     figure: float = _FIGURE.unpack(raw)[0]
     return figure
 
@@ -214,11 +214,11 @@ class _Reader:
         while got < SPAN_BYTES:
             count = link.recv_into(self._view[got:])
             if not count:
-                raise ConnectionError("a giver has ended")
+                raise ConnectionError("a sender has ended")
             got += count
 
     def _check(self, offset: int) -> None:
         for at in range(0, SPAN_BYTES, CHUNK):
             number = (offset + at) // CHUNK
             if ids.cid_of(self._view[at : at + CHUNK]) != self._cids[number]:
-                raise ValueError(f"chunk {number} has other bytes than its CID says")
+                raise ValueError(f"chunk {number} does not match its CID")

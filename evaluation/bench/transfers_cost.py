@@ -155,15 +155,15 @@ def given(count: int, of_one: int, length: int) -> referrals.Referrals:
 def main() -> int:
     """Measure and print."""
     for what, cost in {
-        f"wanted, asked of {HOSTS} homes, arrived, completed": lambda: us_a_chunk(False),
-        "wanted, asked of one home, arrived, completed": lambda: us_a_chunk(True),
-        "asked by a peer, answered from the cache": us_an_answer,
+        f"requested from {HOSTS} homes, arrived, completed": lambda: us_a_chunk(False),
+        "requested from one home, arrived, completed": lambda: us_a_chunk(True),
+        "requested by a peer, answered from the cache": us_an_answer,
     }.items():
         costs = [cost() for _ in range(TURNS)]
         print(f"{what}: {statistics.median(costs):.1f} us a chunk (best {min(costs):.1f})")
     _CHUNKS.extend(chunk_refs(CHUNKS))
     size = bytes_of(in_flight)
-    print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
+    print(f"a chunk in progress, requested in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
     for make, length in itertools.product((told, given), (1, segments.MAX_CHUNKS)):
         for of_one in (1, 2, 4, 16, 1000):
             if make is told and of_one > location_index.HOLDERS:

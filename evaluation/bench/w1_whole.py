@@ -81,7 +81,7 @@ def run(say: harness.Say) -> harness.Result:
     }
     values: dict[str, harness.Value] = {
         "W1": took_s / limit_s,
-        "W1a": p99_s["becomes whole"] / p99_s["paused"],
+        "W1a": p99_s["filled"] / p99_s["paused"],
     }
     return harness.Result(values, details, lambda picture: draw(picture, latencies))
 
@@ -93,7 +93,7 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]
     try:
         wait_filling(agent, image_id)
         lacked_bytes: int = whole(agent, image_id)["remaining_bytes"]
-        say(f"it lacks {lacked_bytes / 1e6:.0f} MB")
+        say(f"missing: {lacked_bytes / 1e6:.0f} MB")
         began_s = told_s = time.monotonic()
         while (shown := whole(agent, image_id))["state"] != "fully_cached":
             now_s = time.monotonic()
@@ -101,7 +101,9 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]
                 say(f"{shown['state']}: {100 * (shown['cached_share'] or 0):.0f} %")
                 told_s = now_s
             if now_s - began_s > DEADLINE_S:
-                raise harness.CannotRun(f"the image is not whole after {DEADLINE_S:g} s: {shown}")
+                raise harness.CannotRun(
+                    f"the image is not fully cached after {DEADLINE_S:g} s: {shown}"
+                )
             time.sleep(0.1)
         return lacked_bytes, time.monotonic() - began_s
     finally:
@@ -114,7 +116,7 @@ def wait_filling(agent: agents.Agent, image_id: str) -> None:
     def is_filling() -> bool:
         return whole(agent, image_id).get("state") not in (None, "booting", "queued")
 
-    runs.wait_for(is_filling, FILLING_DEADLINE_S, "an image that becomes whole", agent.log)
+    runs.wait_for(is_filling, FILLING_DEADLINE_S, "the fill of an image", agent.log)
 
 
 def whole(agent: agents.Agent, image_id: str) -> dict[str, Any]:
@@ -130,21 +132,21 @@ def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[flo
     filled_id = cloud.images.ids[1]
     offsets = list(range(0, GUEST_BYTES, READ_BYTES))
     random.Random(1).shuffle(offsets)
-    latencies: dict[str, list[float]] = {"becomes whole": [], "paused": []}
+    latencies: dict[str, list[float]] = {"filled": [], "paused": []}
     fds = [os.open(filled, os.O_RDONLY), os.open(read, os.O_RDONLY | os.O_DIRECT)]
     try:
         agent.ctl("pause", cloud.images.ids[2])  # only the guest fetches it
         time.sleep(2 * BOOT_S + 1)
         for turn, name in zip(range(2 * TURNS), itertools.cycle(latencies), strict=False):
-            agent.ctl("resume" if name == "becomes whole" else "pause", filled_id)
+            agent.ctl("resume" if name == "filled" else "pause", filled_id)
             time.sleep(1.5)
             before = whole(agent, filled_id)["remaining_bytes"]
             latencies[name] += read_for(fds[1], data, offsets)
             shown = whole(agent, filled_id)
             came = (before or 0) - (shown["remaining_bytes"] or 0)
             say(f"turn {turn + 1}, {name}: {came / TURN_S / 1e6:.1f} MB/s of the other image")
-            if name == "becomes whole" and (shown["state"] == "fully_cached" or not came):
-                raise harness.CannotRun(f"nothing became whole beside the reads: {shown}")
+            if name == "filled" and (shown["state"] == "fully_cached" or not came):
+                raise harness.CannotRun(f"no data was filled beside the reads: {shown}")
     finally:
         for fd in fds:
             os.close(fd)
@@ -174,7 +176,7 @@ def draw(picture: figure.Figure, latencies: dict[str, list[float]]) -> None:
         axes.ecdf([1e3 * one for one in found], label=name)
     axes.axhline(0.99, color="tab:red", linestyle="--", label="99 %")
     axes.set(
-        title="A guest's reads of 64 KiB while another image becomes whole, or is paused",
+        title="A guest's reads of 64 KiB while another image is filled, or its fill paused",
         xlabel="latency in ms",
         ylabel="share of reads",
         xscale="log",

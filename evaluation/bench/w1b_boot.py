@@ -31,7 +31,7 @@ BOOT_IDLE_S = 20.0
 It holds for the other image and for the guest's.
 """
 OPTIONS = w1_whole.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
-WAYS = ("paused", "becomes whole")
+WAYS = ("paused", "filled")
 
 
 @harness.measures("W1b")
@@ -46,7 +46,7 @@ def run(say: harness.Say) -> harness.Result:
                 found[way].append(boot(images, guest_id, way, say))
     ratios = [
         whole_s / paused_s
-        for whole_s, paused_s in zip(found["becomes whole"], found["paused"], strict=True)
+        for whole_s, paused_s in zip(found["filled"], found["paused"], strict=True)
     ]
     details = {"login_s": found, "ratios": ratios}
     values: dict[str, harness.Value] = {"W1b": statistics.median(ratios)}
@@ -68,9 +68,9 @@ def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -
         login_s = boots.login_s(cloud.network.hosts[0], agent.image_path(guest_id))
         shown = w1_whole.whole(agent, other_id)
     came_bytes = before_bytes - shown["remaining_bytes"]
-    say(f"{way}: login after {login_s:.1f} s, {came_bytes / 1e6:.0f} MB of the other image came")
+    say(f"{way}: login after {login_s:.1f} s, {came_bytes / 1e6:.0f} MB of the other image filled")
     if (way == "paused") != (came_bytes == 0) or shown["state"] == "fully_cached":
-        raise harness.CannotRun(f"the other image did not do what it was to: {shown}")
+        raise harness.CannotRun(f"the fill of the other image was not as expected: {shown}")
     return login_s
 
 
@@ -80,7 +80,7 @@ def draw(picture: figure.Figure, found: dict[str, list[float]]) -> None:
     for number, (way, seconds) in enumerate(found.items()):
         axes.plot([number] * len(seconds), seconds, "o", label=way)
     axes.set(
-        title="Boot of a guest on a cold host while another image becomes whole, or is paused",
+        title="Boot of a guest on a cold host while another image is filled, or the fill paused",
         ylabel="seconds to the login prompt",
         xticks=range(len(found)),
         xticklabels=list(found),

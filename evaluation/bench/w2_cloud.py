@@ -37,7 +37,7 @@ def run(say: harness.Say) -> harness.Result:
             source_bytes = cloud.source_bytes()
             pinned = [one["cache"]["pinned_missing_chunks"] for one in cloud.status()]
     if any(pinned):
-        raise harness.CannotRun(f"chunks that hosts shall keep are not there: {pinned}")
+        raise harness.CannotRun(f"pinned chunks are missing: {pinned}")
     limit_s = IMAGE_BYTES / (HOSTS * LINK_MBIT * 1e6 / 8 * w1_whole.PAYLOAD)
     details = {
         "limit_s": limit_s,
@@ -68,17 +68,19 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float,
             say(f"{shown.get('state')}: {seen[-1][1]:.0%}")
             told_s = now_s
         if now_s - began_s > DEADLINE_S:
-            raise harness.CannotRun(f"the image is not whole after {DEADLINE_S:g} s: {shown}")
+            raise harness.CannotRun(
+                f"the image is not fully cached after {DEADLINE_S:g} s: {shown}"
+            )
         time.sleep(0.1)
 
 
 def draw(picture: figure.Figure, seen: list[tuple[float, float]], limit_s: float) -> None:
     """Draw the image's share over time, with the links' limit."""
     axes = picture.subplots()
-    axes.plot([at_s for at_s, _ in seen], [100 * share for _, share in seen], label="kept twice")
+    axes.plot([at_s for at_s, _ in seen], [100 * share for _, share in seen], label="two copies")
     axes.plot([0, 2 * limit_s], [0, 100], linestyle="--", label="each byte on two links")
     axes.set(
-        title="An image that one host uses comes to be kept by the cloud",
+        title="An image that one host uses is replicated in the cloud",
         xlabel="seconds",
         ylabel="% of the image",
     )

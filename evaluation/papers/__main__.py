@@ -57,7 +57,7 @@ def main() -> int:
         for paper in wanted:
             _say(f"{paper.key}: {write(paper, target, results, scale)}")
     except KeyboardInterrupt:
-        _say("stopped; the same command goes on with the case that was running")
+        _say("stopped; the same command resumes with the case that was running")
         return EXIT_STOPPED
     except (runner.NoRoom, store.NoResult, OSError) as e:
         print(f"error: {e}", file=sys.stderr)
@@ -88,11 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "paper", nargs="?", default="all", choices=[*keys, "all"], help="default: all"
     )
-    parser.add_argument("--quick", action="store_true", help="less of each, in 20 minutes for all")
-    parser.add_argument("--only", metavar="KEY", action="append", help="only that experiment")
-    parser.add_argument("--fresh", action="store_true", help="forget what was run before")
-    parser.add_argument("--list", action="store_true", help="say what would be run, and how long")
-    parser.add_argument("--pages-only", action="store_true", help="run nothing, write pages anew")
+    parser.add_argument("--quick", action="store_true", help="smaller, in 20 minutes for all")
+    parser.add_argument("--only", metavar="KEY", action="append", help="run only this experiment")
+    parser.add_argument("--fresh", action="store_true", help="delete the results of earlier runs")
+    parser.add_argument("--list", action="store_true", help="list experiments and durations")
+    parser.add_argument("--pages-only", action="store_true", help="run nothing, rewrite the pages")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--results",

@@ -36,7 +36,7 @@ def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str)
     headlines = [row for found in rows.values() for row in found if _is_headline(row)]
     parts = [_title(paper), paper.about.strip(), _run(paper, kept.values())]
     if headlines:
-        parts += [_heading("In short", "="), _table(headlines)]
+        parts += [_heading("Summary", "="), _table(headlines)]
     for is_beyond, title in ((False, "Table by table"), (True, "Beyond the paper")):
         chosen = [one for one in paper.experiments if one.is_beyond == is_beyond]
         if chosen or (paper.absent and not is_beyond):
@@ -44,7 +44,7 @@ def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str)
         for one in chosen:
             parts += _section(one, kept.get(one.key), rows.get(one.key, []), pictures)
         if paper.absent and not is_beyond:
-            parts += [_heading("What cannot be had here", "-"), _table(paper.absent)]
+            parts += [_heading("Not reproducible here", "-"), _table(paper.absent)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,7 +86,7 @@ def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
     """Return the text on date, machine and load of the page's figures."""
     kept = [one for one in all_kept if one.records]
     if not kept:
-        return "Nothing of it has been run yet."
+        return "No experiment has been run yet."
     records = [record for one in kept for record in one.records.values()]
     machines = [record["machine"] for record in records]
     dates = sorted(machine["date"][:10] for machine in machines)
@@ -95,14 +95,14 @@ def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
     others = [record["others_share"] for record in timed]
     scale = f"A {kept[0].scale} run"
     if len(kept) < len(paper.experiments):
-        scale += f", of which {len(kept)} of {len(paper.experiments)} experiments have been run"
+        scale += f", in which {len(kept)} of {len(paper.experiments)} experiments were run"
     return (
         f"{scale}, {dates[0]}{f' to {dates[-1]}' if dates[-1] != dates[0] else ''}, "
         f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}; "
         f"{machines[0]['cores']} cores of {_plain(machines[0]['cpu'])}, Linux "
-        f"{machines[0]['kernel']}, Python {machines[0]['python']}. Beside timed cases other "
-        f"programs (and the kernel's work for networks) had {statistics.median(others):.0%} of the "
-        f"processors in the middle, {max(others):.0%} at most; other machines took "
+        f"{machines[0]['kernel']}, Python {machines[0]['python']}. During timed cases, other "
+        f"programs (and the kernel's networking) used {statistics.median(others):.0%} of the "
+        f"processors in the median, {max(others):.0%} at most; the steal time was "
         f"{max(record['steal_share'] for record in timed):.0%} at most. All cases together took "
         f"{sum(map(store.machine_s, records)) / 60:.0f} min."
     )
@@ -125,15 +125,17 @@ def _section(
         parts.append(f".. image:: {pictures}/{one.key}.png\n   :alt: {one.title}")
     if (share := runner.unsteady(one, kept)) is not None:
         parts.append(
-            f".. note::\n\n   The machine was not steady: the same baseline differed by {share:.0%}"
-            f" within {'both turns' if kept.turns > 1 else 'the run'}, so small differences say "
-            f"nothing."
+            ".. note::\n\n   The machine was not steady: the same baseline differed by "
+            f"{share:.0%} within {'both turns' if kept.turns > 1 else 'the run'}, so small "
+            "differences are not significant."
         )
-    return [*parts, _table(rows)] if rows else [*parts, "The cases run so far give no figure yet."]
+    return (
+        [*parts, _table(rows)] if rows else [*parts, "The cases that were run give no figure yet."]
+    )
 
 
 def _table(rows: Sequence[experiment.Row | experiment.Absent]) -> str:
-    head = ["Where", "What", "Paper", "Here", "Beside it", "Ratio", "Judgement"]
+    head = ["Where", "What", "Paper", "Here", "Baseline", "Ratio", "Verdict"]
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 9 26 14 11 14 8 18", ""]
     for cells in (head, *map(_cells, rows)):
         for number, cell in enumerate(cells):
@@ -163,7 +165,7 @@ def _judgement(row: experiment.Row) -> str:
         return "Not run at this scale."
     word = WORDS[row.verdict]
     if row.verdict is experiment.Verdict.MISSED:
-        return f"{word}: {row.because or 'not known why.'}"
+        return f"{word}: {row.because or 'cause unknown.'}"
     return word
 
 

@@ -59,7 +59,7 @@ class Runner:
         self._waiting = [case for _, cases in plan for case in cases]
         done = sum(len(one.cases(self._scale)) for one in wanted) - len(self._waiting)
         if done:
-            self._say(f"{done} cases have been run before, {len(self._waiting)} are left")
+            self._say(f"{done} cases were run before, {len(self._waiting)} are left")
         is_complete = True
         for one, cases in plan:
             kept = store.load(self._folder, one.key, self._scale)
@@ -102,7 +102,7 @@ class Runner:
         if cases and free_bytes < ROOM_BYTES:
             raise NoRoom(
                 f"{self._folder} has {free_bytes >> 20} MiB free, and {one.key}, {cases[0].name} "
-                f"may need {ROOM_BYTES >> 20}. Make room and run the same command again."
+                f"may need {ROOM_BYTES >> 20}. Free some space and run the same command again."
             )
 
     def _side_by_side(
@@ -154,7 +154,7 @@ class Runner:
             return kept
         timed = [case for case in one.cases(self._scale) if case.is_timed]
         self._say(
-            f"{one.key}: the same baseline differs by {before:.0%}: the timed cases run once more"
+            f"{one.key}: the same baseline differs by {before:.0%}: repeating the timed cases"
         )
         again = dataclasses.replace(kept, records=dict(kept.records), turns=kept.turns + 1)
         for case in timed:  # stored only when complete: half of each turn would be no pair

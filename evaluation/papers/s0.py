@@ -11,16 +11,16 @@ from evaluation.papers import s0_news
 from evaluation.papers import s0_virtual
 
 ABOUT = """\
-The paper lets instances that read the same image at about the same time help each other: each
-host mirrors on demand what its instance reads, tells its two neighbours on a ring of it,
-fetches from them what it misses, and prefetches what they advertise as long as fewer than 512
-chunks that it has prefetched are unread. In acstor this is how agents exchange chunks. What is
-added: each chunk has a *home*, a host that reads it from the source once for all; a busy host
-names others; who prefetches begins with two chunks and earns the paper's limit by predictions
-that proved right; what comes is checked against its hash. The paper's own rule alone is the
-variant ``prefetch-by-limit``, shown as *acstor-512*; *acstor-0* and *acstor-inf* are its
-extremes (``no-prefetch``, ``unbounded-prefetch``). The order in which a host sends is the
-paper's: answers and requests for what a guest waits for, then advertisements, then prefetches.
+In the paper, hosts whose instances read the same image at about the same time exchange chunks:
+each host mirrors on demand the chunks that its instance reads, advertises them to its two
+neighbours on a ring, fetches missing chunks from them, and prefetches advertised ones as long as
+fewer than 512 prefetched chunks are unread. acstor's agents exchange chunks in the same way, and
+add: each chunk has a *home*, a host that reads it from the source once on behalf of all; a busy
+host refers to others; prefetching begins with two chunks, and reaches the paper's limit only
+while predictions prove right; received chunks are verified by their hash. The paper's own rule
+alone is the variant ``prefetch-by-limit``, shown as *acstor-512*; *acstor-0* and *acstor-inf* are
+its extremes (``no-prefetch``, ``unbounded-prefetch``). Hosts send in the paper's order: answers
+and requests for waiting guests, then advertisements, then prefetches.
 """
 
 PAPER = experiment.Paper(

@@ -68,12 +68,12 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
         if ours is None or not healthy:
             continue
         healthy_s = statistics.mean(healthy)
-        words = f"; {ours['invalid_chunks']} wrong chunks were noticed" if state == "lying" else ""
+        words = f"; {ours['invalid_chunks']} wrong chunks were detected" if state == "lying" else ""
         found.append(
             experiment.Row(
                 "Beyond",
-                f"one host of three is {state}: time of the other two, who read no wrong byte"
-                f"{words}",
+                f"one host of three is {state}: time of the other two, which read no wrong "
+                f"byte{words}",
                 "",
                 ours["took_s"] if not ours["fault"] else None,
                 "s",
@@ -88,7 +88,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
         found.append(
             experiment.Row.cost(
                 "Beyond",
-                f"TLS between all hosts: processor time for what {TLS_HOSTS} hosts read, against "
+                f"TLS between all hosts: processor time of the reads of {TLS_HOSTS} hosts, against "
                 "clear text",
                 "",
                 secure["cpu_s"],
@@ -119,16 +119,16 @@ def pairs(outcomes: experiment.Outcomes) -> dict[str, list[float]]:
 
 EXPERIMENT = experiment.Experiment(
     key="S0-beyond",
-    title="Hosts that fail or lie, and TLS",
+    title="Failing or lying hosts, and TLS",
     paper_has="",
     here=(
-        "Nicolae's mirrors believe each other and talk in clear text. Here each chunk is checked "
-        "against the hash that the image's map has of it, whoever gave it, and hosts prove who "
-        f"they are. Three hosts with links of {LINK_MBIT:g} Mbit/s, of which two read "
-        f"{REGION_BYTES >> 20} MiB and the third is their home for a third of it: it is frozen, "
-        "gives wrong bytes, or is dead. And Sync-Same of "
-        f"{TLS_HOSTS} hosts at {TLS_MBIT:g} Mbit/s with TLS and without. That hosts exchange what "
-        "different images have in common is on the page of S3."
+        "Nicolae's mirrors trust each other and communicate in clear text. Here each chunk is "
+        "verified against the hash in the image's chunk map, whichever host sent it, and hosts "
+        f"authenticate each other. Three hosts have links of {LINK_MBIT:g} Mbit/s; two of them "
+        f"read {REGION_BYTES >> 20} MiB, and the third is their home for a third of it: it is "
+        f"frozen, sends wrong bytes, or is dead. Also Sync-Same of {TLS_HOSTS} hosts at "
+        f"{TLS_MBIT:g} Mbit/s with TLS and without. The page of S3 covers the exchange of chunks "
+        "that different images have in common."
     ),
     cases=cases,
     rows=rows,

@@ -90,7 +90,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
         ),
         experiment.Row.cost(
             "3.1.2",
-            "the same by what computing takes alone",
+            "the same, relative to the computing time alone",
             "no number",
             took_s,
             "s",
@@ -109,12 +109,12 @@ def pairs(outcomes: experiment.Outcomes) -> dict[str, list[float]]:
 
 EXPERIMENT = experiment.Experiment(
     key="S0-run-time",
-    title="A workload at run time that reads and computes",
-    paper_has="The patterns stand for jobs that sweep a data set while they compute; none is run.",
+    title="A workload that reads and computes at run time",
+    paper_has="The patterns represent jobs that sweep a data set while they compute; none is run.",
     here=(
         f"{HOSTS} hosts read the same {REGION_BYTES >> 20} MiB in pieces of 1 MiB, and compute "
-        f"{COMPUTE_S:g} s after each; links of {LINK_MBIT:g} Mbit/s. Computing is waiting: two "
-        "cores cannot compute for eight hosts. What is fetched ahead comes meanwhile."
+        f"{COMPUTE_S:g} s after each; links have {LINK_MBIT:g} Mbit/s. Computing is simulated by "
+        "waiting: two cores cannot compute for eight hosts. Prefetched data arrives meanwhile."
     ),
     cases=cases,
     rows=rows,

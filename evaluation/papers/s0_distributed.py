@@ -124,7 +124,7 @@ CLAIMS = (
         2.0,
         "very close",
         "stripes alone give readers here about twice the share of a link that GlusterFS gave the "
-        "paper's (0.28), so there is less to gain: +60 % would be nearly all that a link carries",
+        "paper's (0.28), so there is less to gain: +60 % would be nearly the rate of a link",
     ),
     Claims(
         "Sync-Disjoint",
@@ -134,11 +134,11 @@ CLAIMS = (
         "slightly lower",
         None,
         "no number",
-        "links are the bound, and carry as much as with stripes alone (below): what goes by a "
-        "home, or is prefetched in vain, crosses them once more, and the repository needs them. "
-        "Hosts turn to the source when they have seen that they hardly read the same, and turn "
-        "back where homes, with less to do, are nearly as quick. Who goes to the source alone from "
-        "the beginning leaves nothing at homes for who reads it later",
+        "links are the bound, and carry as much as with stripes alone (below): data that passes a "
+        "home, or is prefetched and never read, crosses them once more, and the repository needs "
+        "them. Hosts prefer the source once they have seen that they read hardly anything in "
+        "common, and return where homes, with less load, are nearly as quick. A host that reads "
+        "the source alone from the beginning leaves nothing at homes for later readers",
     ),
 )
 
@@ -254,7 +254,7 @@ def _carried(
     )
     return experiment.Row.over(
         "Table 3",
-        f"{what}: what a link carries; {ours_crossed / striped_crossed:.2f} times the bytes of "
+        f"{what}: data carried per link; {ours_crossed / striped_crossed:.2f} times the bytes of "
         f"striped, for {ours['rate']['mean'] / striped['rate']['mean']:.2f} times its throughput",
         "no number",
         carried,
@@ -313,24 +313,24 @@ def pairs(outcomes: experiment.Outcomes) -> dict[str, list[float]]:
 
 EXPERIMENT = experiment.Experiment(
     key="S0-figure-5",
-    title="Figures 5 and 6, table 3: the repository lies on the hosts that read",
+    title="Figures 5 and 6, table 3: the repository is on the hosts that read",
     paper_has=(
         "As many GlusterFS servers as guests, on the same 32 nodes, the image striped over them "
         "without replicas; ``gluster-qcow2`` reads it on demand, ``ac-store-512`` mirrors it."
     ),
     here=(
-        "8 and 16 hosts, links of 400 Mbit/s together, as in figure 2. GlusterFS has no stripes "
-        "since release 6: what is left of it cuts files into shards of 4 MiB at least, of which a "
-        "region here would have a handful, all readers at the same one. So each host has an nginx "
-        "that holds every Nth slice of 64 KiB (GlusterFS' stripes had 128; nginx moves whole "
-        "slices, and a chunk would be half of one), and one that puts them together for its own "
-        "host; acstor reads that as any web server. *striped* are agents without a ring. All ways "
-        "share the links of hosts with the repository. A region of Sync-Disjoint is what a link "
-        "carries in 12 s, 572 chunks with 16 hosts. The paper's hosts booted before they read, and "
-        "exchange nothing more once 512 chunks are unmatched; here they start with the region, so "
-        "what *acstor-512* may waste, an eighth of it, falls into what is measured. *acstor* is "
-        "the product as it is; *acstor, source first* prefetches nothing, and takes it from the "
-        "beginning that nobody else reads what its guest reads."
+        "8 and 16 hosts, links of 400 Mbit/s in total, as in figure 2. GlusterFS has no stripes "
+        "since release 6: its shards have at least 4 MiB, so a region here would have a handful "
+        "of them, and all readers would read the same one. So each host has one nginx that stores "
+        "every Nth slice of 64 KiB (GlusterFS' stripes had 128; nginx reads whole slices, and a "
+        "chunk would be half of one), and one that assembles the slices for its own host; acstor "
+        "reads it like any web server. *striped* are agents without a ring. All ways share the "
+        "links of hosts with the repository. A region of Sync-Disjoint takes a link 12 s, 572 "
+        "chunks with 16 hosts. The paper's hosts booted before they read, and exchange nothing "
+        "more once 512 chunks are unmatched; here they start with the region, so the waste of "
+        "*acstor-512*, up to an eighth of the region, is part of the measurement. *acstor* is the "
+        "product with its defaults; *acstor, source first* prefetches nothing, and assumes from "
+        "the beginning that no other host reads what its guest reads."
     ),
     cases=cases,
     rows=rows,

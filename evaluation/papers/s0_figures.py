@@ -17,30 +17,32 @@ RATES = {
 SETTING = (
     "32 nodes on Gigabit Ethernet, a guest on each, a raw image of 4 GB on an NFS server, chunks "
     "of 32 KiB, two neighbours on a ring; ``nfs-qcow2`` reads it on demand, ``scp-tsunami`` "
-    "broadcasts it before, ``ac-store`` has thresholds of 0, 512 and without end."
+    "broadcasts it before, ``ac-store`` has thresholds of 0, 512 and infinity."
 )
 HERE = (
-    "Agents in network namespaces of one machine, links shaped so that two cores carry them all; "
-    "who reads is a thread on the mirror instead of a guest, which neither boots nor has a cache "
-    "of its own, so what the paper's guests exchange while they boot is not in it. Every byte is "
-    "compared with the image. *direct* are agents without a ring, *broadcast* is BitTorrent "
-    "(aria2), chunks have 64 KiB, connections are TLS. *acstor* is as it is delivered; "
-    "*acstor-512* is the variant ``prefetch-by-limit``, whose limit is to the region what 16 MiB "
-    "are to the paper's ({share}); what a busy host refuses is refused in all of them. "
+    "Agents in network namespaces of one machine, with links shaped so that two cores can serve "
+    "them all. The reader is a thread on the mirror instead of a guest; it neither boots nor has "
+    "a cache of its own, so the exchange during the boots of the paper's guests is left out. "
+    "Every byte is compared with the image. *direct* are agents without a ring, *broadcast* is "
+    "BitTorrent (aria2), chunks have 64 KiB, connections are TLS. *acstor* is the product with "
+    "its defaults; *acstor-512* is the variant ``prefetch-by-limit``, whose limit is the same "
+    "share of the region as the paper's 16 MiB ({share}); busy hosts refuse requests in all of "
+    "them. "
 )
 
 SHIFTED_BOUND = (
-    "hosts begin 0.8 s apart, so the last one cannot be done before 26.3 s, and the source's link "
-    "carries the region 32 times in 48 s: that is the most, 1.8 x; the paper's guests boot first, "
-    "from the same source"
+    "hosts begin 0.8 s apart, so the last one cannot finish before 26.3 s, and the source's link "
+    "carries the region 32 times in 48 s: the upper bound is 1.8 x; the paper's guests boot "
+    "first, from the same source"
 )
 BROADCAST_BOUND = (
-    "BitTorrent brings the whole image in little more time than a link needs for it, where "
-    "scp-tsunami needs several times as long; the starts take the rest"
+    "BitTorrent distributes the whole image in little more time than a link needs for it, where "
+    "scp-tsunami needs several times as long; the staggered starts take the rest"
 )
 NOTHING_SHARED = (
-    "nothing that is read is shared, so 1.0 is the most (a little more where *direct* reads ahead "
-    "past the end of a region), and the paper's gain is what its guests exchange while they boot"
+    "hosts read nothing in common, so 1.0 is the upper bound (a little more where *direct* reads "
+    "ahead past the end of a region), and the paper's gain is what its guests exchange while they "
+    "boot"
 )
 AS_LARGE = (
     "the image is no larger than all regions together, so its broadcast takes no longer on the "
@@ -93,31 +95,32 @@ EXPERIMENTS = (
     _experiment(
         SYNC_SAME,
         "S0-figure-2",
-        "Figure 2 and table 2: all read the same at once",
-        "All read the same 1 GB from one moment on.",
-        "Links have 400 Mbit/s together, a region takes 8 s on one, the image is four regions; "
-        "*direct* and *broadcast* play it eight and four times shorter. The project's own goal for "
-        "the completion is 1.15 of the limit.",
+        "Figure 2 and table 2: all hosts read the same region at once",
+        "All hosts read the same 1 GB, starting at the same moment.",
+        "Links have 400 Mbit/s in total, a region takes 8 s on one, the image has four regions; "
+        "*direct* and *broadcast* are run at an eighth and a quarter of this size. The project's "
+        "own target for the completion is 1.15 times the limit.",
         _sync_same,
     ),
     _experiment(
         SHIFTED_SAME,
         "S0-figure-3",
-        "Figure 3 and table 2: all read the same, one after the other",
-        "All read the same 1 GB, each 5 s after the one before; a link carries that in 9 s.",
+        "Figure 3 and table 2: all hosts read the same region, staggered",
+        "All hosts read the same 1 GB, each 5 s after the previous one; a link carries that in 9 "
+        "s.",
         "A region takes 1.5 s on a link of 50 Mbit/s, and hosts begin 0.8 s apart: few read at a "
-        "time, so links need not be slower. *direct* plays it four times shorter, *broadcast* "
-        "with slower links.",
+        "time, so links need not be slower. *direct* is run at a quarter of this size, "
+        "*broadcast* with slower links.",
         functools.partial(printed.rows, SHIFTED_SAME),
     ),
     _experiment(
         SYNC_DISJOINT,
         "S0-figure-4",
-        "Figure 4 and table 2: each reads what nobody else reads",
-        "Each reads 128 MB of its own at once; the image is read by all together.",
+        "Figure 4 and table 2: each host reads a region of its own",
+        "Each host reads 128 MB of its own at once; together they read the whole image.",
         "The image takes 10 s on the source's link of 100 Mbit/s, whatever the number of hosts. "
-        "*broadcast* has slower links. In vain is what was moved and not read, less the same "
-        "without prefetching, which is read ahead past the end of a region.",
+        "*broadcast* has slower links. Wasted bytes are those transferred and not read, minus the "
+        "same without prefetching, which is read-ahead past the end of a region.",
         _sync_disjoint,
     ),
 )

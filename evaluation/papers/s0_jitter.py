@@ -153,7 +153,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
             ),
             experiment.Row(
                 "3.1.3",
-                f"share of chunks whose delay is longer than news gather "
+                "share of chunks whose delay is longer than agents gather advertisements "
                 f"({announcements.DELAY_S:g} s), {case}",
                 "the delay is enough to send the chunk",
                 got["over_news"] / shared,
@@ -178,16 +178,16 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 
 EXPERIMENT = experiment.Experiment(
     key="S0-table-1",
-    title="Table 1: how long after the first guest the others read a chunk",
+    title="Table 1: delay of the other guests after the first read of a chunk",
     paper_has=(
         "120 guests boot Debian at once from an image of 2 GB; chunks of 256 KiB that several "
-        "guests read, by the average delay after the first one that did."
+        "guests read, by their average delay after the first read."
     ),
     here=(
         "Four guests boot the lab's Debian at once on two cores, in emulation, since there is no "
-        "hardware virtualization: a boot takes more than a minute, and delays are as much longer. "
+        "hardware virtualization: a boot takes more than a minute, and delays grow accordingly. "
         "Each is on a host of its own with links of 100 Mbit/s, on mirrors that exchange chunks. "
-        "When a chunk is read is what QEMU traces."
+        "The times of reads are from QEMU's traces."
     ),
     cases=cases,
     rows=rows,

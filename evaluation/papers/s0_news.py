@@ -70,7 +70,7 @@ def _wait_bound(host: network.Host) -> None:
     for _ in range(200):
         if f":{end.PORT} " in host.run(["ss", "-Hlun"]):
             return
-    raise harness.CannotRun("nobody listens for datagrams")
+    raise harness.CannotRun("no process listens for datagrams")
 
 
 def cost(way: str, say: harness.Say) -> experiment.Outcome:
@@ -125,10 +125,10 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
     """Return each way's cost and loss."""
     found = []
     for case, figure_, what, unit in (
-        ("cost", "cpu_us", "processor time of both ends for an advertised chunk", "us"),
-        ("cost", "bytes", "bytes on the link for an advertised chunk", "bytes"),
-        ("full link", "lost_share", "share of advertisements that is lost on a full link", ""),
-        ("full link", "mean_wait_s", "mean time until an advertisement has come, full link", "s"),
+        ("cost", "cpu_us", "processor time of both ends per advertised chunk", "us"),
+        ("cost", "bytes", "bytes on the link per advertised chunk", "bytes"),
+        ("full link", "lost_share", "share of advertisements that are lost on a full link", ""),
+        ("full link", "mean_wait_s", "mean time until an advertisement arrives, full link", "s"),
     ):
         ours, other = (outcomes.get(f"{case}, {way}") for way in (TCP, UDP))
         if ours is None or other is None:
@@ -151,15 +151,15 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
 
 EXPERIMENT = experiment.Experiment(
     key="S0-3.4",
-    title="3.4: advertisements by UDP, and why acstor has them on TCP",
+    title="3.4: advertisements by UDP, and why acstor sends them by TCP",
     paper_has="Gossip by UDP, which costs less and may lose messages; no measurement.",
     here=(
-        f"Processes in namespaces. *UDP* is a datagram of 9 bytes for each chunk, at once, "
-        f"as the paper has it; *TCP* are acstor's own frames, which gather chunks for 100 ms. "
-        f"Costs: {COST_CHUNKS:,} chunks as fast as it goes, without a limit on the link, "
-        f"{GATHERED} in a frame. Loss: {RATE:g} chunks a second to a host whose link of "
-        f"{LINK_MBIT:g} Mbit/s, with a queue of 100 ms, {GIVERS} other hosts fill with the bytes "
-        "of chunks. The ratio is UDP's over TCP's."
+        "Processes in network namespaces. *UDP* is a datagram of 9 bytes per chunk, sent at once, "
+        "as in the paper; *TCP* are acstor's own frames, which gather chunks for 100 ms. Costs: "
+        f"{COST_CHUNKS:,} chunks at full speed, without a limit on the link, {GATHERED} in a "
+        f"frame. Loss: {RATE:g} chunks a second to a host whose link of {LINK_MBIT:g} Mbit/s, with "
+        f"a queue of 100 ms, is filled by {GIVERS} other hosts with chunk data. The ratio is that "
+        "of UDP to TCP."
     ),
     cases=cases,
     rows=rows,

@@ -19,12 +19,12 @@ FEWER = frozenset({8, 16})
 OWN_GOAL = 1.15
 OWN_GOAL_BECAUSE = (
     "headers alone take 1.046; a reader's window of some chunks waits for its first, and each "
-    "comes by several hosts, whose uplinks are all busy (contributor/exchange_design says why)"
+    "chunk passes several hosts, whose uplinks are all busy (see contributor/exchange_design)"
 )
 UNFAIR = (
-    "a region has 190 chunks here where the paper's has 32,768: with so few the rules miss it in "
-    "virtual time, too, where processors cost nothing, and by less with four times as many (next "
-    "section)"
+    "a region has 190 chunks here and 32,768 in the paper: with so few the rules miss the target "
+    "in virtual time, too, where processors cost nothing, and by less with four times as many "
+    "(next section)"
 )
 
 
@@ -166,7 +166,7 @@ def _table_2(
             experiment.Row(
                 "Table 2",
                 f"mean throughput, {way} against direct",
-                f"{rate:g} / {direct:g} MB/s = {rate / direct:.2f}" if rate else "not in it",
+                f"{rate:g} / {direct:g} MB/s = {rate / direct:.2f}" if rate else "not reported",
                 ours,
                 "of the link",
                 baseline,
@@ -186,7 +186,7 @@ def sync_same_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     found = [
         experiment.Row(
             "Figure 2",
-            f"completion by the time that a link needs for the region, acstor, {hosts} hosts",
+            f"completion over the time that a link needs for the region, acstor, {hosts} hosts",
             "2.8 (1 Gbit/s carries 125 MB/s, table 2 has 44)",
             got(outcomes, played.ACSTOR, hosts, "completion"),
             goal=round(125 / 44, 2),
@@ -218,8 +218,8 @@ def sync_same_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 def _own_goal(outcomes: experiment.Outcomes, hosts: int) -> experiment.Row:
     return experiment.Row(
         "Own goal",
-        f"completion by the time that a link needs for the region, acstor, {hosts} hosts",
-        "none; wanted here: 1.15",
+        f"completion over the time that a link needs for the region, acstor, {hosts} hosts",
+        "none; target here: 1.15",
         got(outcomes, played.ACSTOR, hosts, "completion"),
         goal=OWN_GOAL,
         better=LESS,
@@ -247,7 +247,7 @@ def _from_peers(outcomes: experiment.Outcomes, hosts: int, share: float) -> expe
     ours = None if split is None else 1 - split["from source"] / sum(split.values())
     return experiment.Row(
         "Figure 2(d)",
-        f"share of bytes that come from other hosts, acstor-512, {hosts} hosts",
+        f"share of bytes from other hosts, acstor-512, {hosts} hosts",
         f"more than {share:.0%}",
         ours,
         goal=share,
@@ -265,7 +265,7 @@ def disjoint_only(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         found.append(
             experiment.Row(
                 "4.3.3",
-                f"bytes prefetched in vain / read, {way} against acstor-inf, {hosts} hosts",
+                f"bytes prefetched and never read / read, {way} against acstor-inf, {hosts} hosts",
                 "4.5 x less",
                 wasted[way],
                 "",

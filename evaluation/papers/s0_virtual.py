@@ -66,7 +66,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
         found += [
             experiment.Row(
                 "Figure 2(a)",
-                f"{what}: completion by the time that a link needs for the region",
+                f"{what}: completion over the time that a link needs for the region",
                 "2.8 with 32 hosts",
                 got["completion"],
                 goal=round(125 / 44, 2) if case.startswith("32 ") else None,
@@ -79,8 +79,8 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
                 got["slowest_over_fastest"],
                 goal=1.05 if case.startswith("32 ") else None,
                 better=LESS,
-                because="the fewer chunks a region has, the more the first ones weigh, which reach "
-                "one host after the other",
+                because="the fewer chunks a region has, the greater the weight of the first ones, "
+                "which reach the hosts one after the other",
             ),
         ]
     return found
@@ -91,9 +91,9 @@ EXPERIMENT = experiment.Experiment(
     title="Figure 2 in virtual time: without the bounds of two cores",
     paper_has="As above: a region of 1 GB has 32,768 chunks.",
     here=(
-        "The rules that agents run, joined by links with queues as the lab has them, in virtual "
-        "time: processors cost nothing. The same regions as above, of which one of 32 hosts has "
-        "190 chunks, and one of four times as many, on links that are as much faster."
+        "The agents' rules in virtual time, with links and queues as in the lab: processors cost "
+        "nothing. Regions are those above, with 190 chunks for 32 hosts, and regions of four "
+        "times as many, on links that are four times as fast."
     ),
     cases=cases,
     rows=rows,

@@ -20,22 +20,22 @@ ABSENT = (
         "Figures 8 and 9",
         "machines PM1 and PM3 of the cluster",
         "three machines",
-        "One disk is modelled; the three of the paper differ in the number of guests only. What "
-        "Hadoop sends over the network between them has no part in what the disks do.",
+        "One disk is modelled; the three of the paper differ in the number of guests only. "
+        "Hadoop's network traffic between them does not affect the disks.",
     ),
     experiment.Absent(
         "Figures 8 to 11",
         "Hadoop 0.20.2 and TPC-H themselves",
         "300 requests/s and more",
-        "Five guests with Hadoop and a database need more memory and processors than there are, "
-        "and a rotating disk, which there is not. Their requests are modelled.",
+        "Five guests with Hadoop and a database need more memory and processors than available, "
+        "and a rotating disk, which is not available. Their requests are modelled.",
     ),
     experiment.Absent(
         "Figure 12(a)",
         "free memory of the host over time",
         "falls by 2,148 KiB more than with cfq",
-        "What the policy's own code allocates is measured instead; the whole process's memory "
-        "would be Python's.",
+        "The allocations of the policy's own code are measured instead; the memory of the whole "
+        "process would be mostly Python's.",
     ),
 )
 
@@ -48,14 +48,14 @@ PAPER = experiment.Paper(
         "2015."
     ),
     about="""
-The paper orders the requests of guests that share a rotating disk in the hypervisor. A model
-(vNavigator) learns for each guest which zones of its disk are being read or written and how soon
-the next request for one will come; the scheduler (Pregather) keeps the disk idle for that request
-if the way to any other one would take longer, and gives guests with such locality longer slices.
+In the paper, the hypervisor schedules the requests of guests that share a rotating disk. A model
+(vNavigator) learns for each guest which zones of its disk are being read or written and when the
+next request for each will arrive; the scheduler (Pregather) keeps the disk idle for that request
+if the seek to any other one would take longer, and gives guests with such locality longer slices.
 
-In acstor the agent orders its own disk's requests so (``[acstor_agent] disk_policy``): those of
-guests, of peers and its own. :doc:`/contributor/disk_scheduling` says how, what the model of the
-disk is, and where acstor differs from the paper.
+In acstor the agent schedules the requests to its own disk in this way (``[acstor_agent]
+disk_policy``): those of guests, of peers and its own. :doc:`/contributor/disk_scheduling` describes
+the scheduler, the model of the disk, and the differences to the paper.
 """,
     experiments=(
         s1_guests.EXPERIMENT,

@@ -82,17 +82,17 @@ def class_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | exper
         return []
     made: Rows = []
     for policy, one in found.items():
-        what = f"{policy}: time of a guest that reads, beside a peer, storing and pre-seeding"
+        what = f"{policy}: time of a guest that reads, beside a peer, stores and pre-seeding"
         ratio = one["s"] / alone["s"]
         made.append(_shown(what, one["s"], "s", alone["s"], "alone", ratio))
     if "pregather" in found and "cfq" in found:
         own, cfq = found["pregather"], found["cfq"]
         for name in BESIDE:
-            what = f"Longest time for which {name} had no answer meanwhile"
+            what = f"Longest time without an answer for {name} meanwhile"
             made.append(
                 _beside_cfq(what, "s", own["longest_gap_s"][name], cfq["longest_gap_s"][name])
             )
-            what = f"What {name} got meanwhile"
+            what = f"Data rate of {name} meanwhile"
             made.append(_beside_cfq(what, "MB/s", own["mb_s"][name], cfq["mb_s"][name]))
     return made
 
@@ -117,9 +117,9 @@ CLASSES = experiment.Experiment(
     title="Classes: guests before peers before the agent's own work",
     paper_has="",
     here="A guest reads 512 MB in order while a peer reads, chunks are stored and an image is "
-    "pre-seeded, each as fast as it can. With pregather the agent knows whose request it is and "
-    "serves a lower class only when somebody in it is overdue; with the other policies all are "
-    "guests. The model's disk, in virtual time.",
+    "pre-seeded, each as fast as it can. With pregather the agent knows the class of each "
+    "request, and serves a lower class only when a request of it is overdue; with the other "
+    "policies all requests have the class of guests. The model's disk, in virtual time.",
     cases=class_cases,
     rows=class_rows,
     is_beyond=True,
@@ -173,18 +173,18 @@ def many_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
             _beside_cfq(f"{number} guests: bandwidth", "MB/s", own["all_mb_s"], cfq["all_mb_s"])
         )
         longest = [max(one["longest_gap_s"].values()) for one in (own, cfq)]
-        what = f"{number} guests: longest time without an answer for any of them"
+        what = f"{number} guests: longest time of any guest without an answer"
         made.append(_beside_cfq(what, "s", *longest))
     return made
 
 
 MANY = experiment.Experiment(
     key="S1-beyond-guests",
-    title="More guests, and how long any of them waits",
+    title="More guests, and their longest wait",
     paper_has="",
-    here="The guests of table 1 again and again, an eighth of their size, on disks that lie one "
-    "after the other. No guest may starve however many there are: a slice that was lengthened "
-    "ends when somebody else is overdue.",
+    here="The guests of table 1 repeated, at an eighth of their size, on disks that lie one after "
+    "the other. No guest may starve, however many there are: an extended slice ends when "
+    "another request is overdue.",
     cases=many_cases,
     rows=many_rows,
     is_beyond=True,
@@ -233,11 +233,11 @@ def ahead_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | exper
 
 AHEAD = experiment.Experiment(
     key="S1-beyond-prefetch",
-    title="The same prediction for what is fetched ahead",
+    title="The same prediction for prefetching",
     paper_has="",
-    here="Guests read an image that is not here over a link of 100 Mbit/s and 1 ms; what "
-    "vNavigator's units say is fetched ahead, or what follows readers in order, which is the "
-    "default. Waste is what was fetched ahead and never read, of all that was fetched.",
+    here="Guests read an image that is not cached over a link of 100 Mbit/s and 1 ms; the agent "
+    "prefetches vNavigator's units, or, by default, reads ahead of sequential readers. Waste "
+    "is the share of prefetched data that was never read.",
     cases=ahead_cases,
     rows=ahead_rows,
     is_beyond=True,
@@ -303,9 +303,10 @@ PEER = experiment.Experiment(
     key="S1-beyond-peer",
     title="Two guests and a peer, in real time",
     paper_has="",
-    here="A real agent on the emulated disk; two guests with two readers in order each, and a "
-    "guest on another host whose agent has nothing and gets every byte from the first one. "
-    "Guests are the higher class, so the peer gets less than with a policy without classes.",
+    here="A real agent on the emulated disk; two guests with two sequential readers each, and a "
+    "guest on another host whose agent has an empty cache and fetches every byte from the "
+    "first one. Guests are the higher class, so the peer gets less than with a policy without "
+    "classes.",
     cases=peer_cases,
     rows=peer_rows,
     pairs=peer_pairs,

@@ -17,26 +17,26 @@ OTHERS = ("cfq", "anticipatory", "deadline")
 PAPER_LESS = {"cfq": 55, "anticipatory": 62, "deadline": 68}
 """Reduction of VM1's applications' time over each policy, in %: figure 6(a)."""
 VM4_LEAST = (
-    "the model's disk serves 175 random requests/s when it has nothing else to do, so a fourth of "
-    "the time is 44/s. The paper's own table 3 (20,000 random writes in 66 s with cfq) says that "
-    "its disk wrote at random at 303/s, as one with a write cache does; the model has none"
+    "the model's disk serves 175 random requests/s when it is otherwise idle, so a fourth of the "
+    "time is 44/s. The paper's own table 3 (20,000 random writes in 66 s with cfq) implies random "
+    "writes at 303/s, as with a write cache; the model has none"
 )
 VM1_BESIDE_ANTICIPATORY = (
-    "anticipatory gets VM1 to its end sooner than cfq here, and later than cfq in the paper; why "
-    "that is so is not known"
+    "anticipatory completes VM1 sooner than cfq here, and later than cfq in the paper; the cause "
+    "is unknown"
 )
 VM3_BESIDE_OTHERS = (
-    "anticipatory serves VM3's reader sooner, and deadline what is random, at the expense of VM1 "
-    "and VM2, which they serve two to four times as late as pregather; why they do not in the "
-    "paper is not known"
+    "anticipatory serves VM3's reader sooner, and deadline serves random requests sooner, at the "
+    "expense of VM1 and VM2, which take two to four times as long as with pregather; why the "
+    "paper differs is unknown"
 )
 VM4_RR = (
     "VM4 gets a fourth of the disk's time with pregather as with cfq, and its two applications "
-    "share that"
+    "share it"
 )
 VM4_BANDWIDTH = (
-    "deadline serves whatever is overdue, which is what is random; VM4 gets more than its "
-    "fourth of the disk, and the three others pay for it"
+    "deadline serves whatever is overdue, that is, random requests; VM4 gets more than its fourth "
+    "of the disk, at the expense of the three others"
 )
 
 Outcome = dict[str, Any]
@@ -110,7 +110,7 @@ def _seeks(found: dict[str, Outcome]) -> Rows:
 
 
 def _applications(found: dict[str, Outcome]) -> Rows:
-    vm1 = "both readers of VM1, the lesser"
+    vm1 = "both readers of VM1, the smaller gain"
     made: Rows = [
         _less(found, ("VM1 SR-M", "VM1 SR-S"), (other,), goal, vm1, because)
         for (other, goal), because in zip(
@@ -156,7 +156,7 @@ def _less(
     own_s, other_s = min(pairs, key=lambda pair: s1_runs.less_percent(*pair))
     return experiment.Row(
         "Figure 6(a)",
-        f"Time less than with {', '.join(others)}: {what}",
+        f"Time saved over {', '.join(others)}: {what}",
         f"{goal} %",
         own_s,
         "s",
@@ -173,7 +173,7 @@ def _requests(found: dict[str, Outcome]) -> Rows:
     made: Rows = [
         experiment.Row(
             "Figure 7",
-            "VM4's least second with pregather, requests",
+            "VM4's slowest second with pregather, requests",
             "more than 70",
             own["VM4"]["least"],
             "",
@@ -220,14 +220,16 @@ EXPERIMENT = experiment.Experiment(
     key="S1-table-4",
     title="Table 4 and figures 1, 6 and 7: four guests with mixed applications",
     paper_has="Four guests of Xen 4.0.1 on one SATA disk of 1 TB, each with two applications of "
-    "sysbench (table 1: 16 threads, 1 GB, 1 or 128 files): SR-M and SR-S, SW-M and SW-S, SR-M and "
-    "RRW, RR and RW. How far seeks go, how long applications take, bandwidth, requests per second.",
-    here="The same applications as sysbench's source has them, at the same size, behind a ring of "
-    "32 requests for each guest, on a model of a 7,200 rpm disk of 1 TB in virtual time: all "
-    "policies get the same requests, and a run gives the same figures everywhere. ``none`` is "
-    "first in, first out. The model's requests are windows of read-ahead in pieces of 44 KiB, "
-    "which gives every policy more seeks at zero than the paper has. How a guest's writes come to "
-    "the disk is an assumption: see *What hangs on how writes come to the disk*.",
+    "sysbench (table 1: 16 threads, 1 GB, 1 or 128 files): SR-M and SR-S, SW-M and SW-S, SR-M "
+    "and RRW, RR and RW. Seek distances, times of the applications, bandwidth, requests per "
+    "second.",
+    here="The same applications as in sysbench's source, at the same size, behind a ring of 32 "
+    "requests for each guest, on a model of a 7,200 rpm disk of 1 TB in virtual time: all "
+    "policies get the same requests, and a run gives the same figures on any machine. "
+    "``none`` is first in, first out. The model's requests are windows of read-ahead in "
+    "pieces of 44 KiB, which gives every policy more seeks of distance zero than in the "
+    "paper. How a guest's writes arrive at the disk is an assumption: see *Effect of how "
+    "writes arrive at the disk*.",
     cases=cases,
     rows=rows,
     draw=draw,

@@ -20,22 +20,22 @@ POLICIES = s1_disk.POLICIES[:3]
 CALIBRATED = "SWSW"
 """The writers' piece was fitted to its gain, so it is no evidence."""
 LATER = (
-    "the one in order goes first now, and both together take as long as with cfq: the requests at "
-    "random need that time, whatever the order; the paper's disk serves them up to twice as fast "
-    "(RWRW)"
+    "the sequential application goes first now, and both together take as long as with cfq: "
+    "random requests need that time in any order; the paper's disk serves them up to twice as "
+    "fast (RWRW)"
 )
 BESIDE_READS = (
-    "once in 125 ms of the guest's time a random read that is overdue goes first, and the head "
-    "comes back only after those ahead of it: most times that the one in order loses the disk "
-    "have that reason"
+    "once in 125 ms of the guest's time an overdue random read goes first, and the head returns "
+    "only after the requests ahead of it: this is the usual reason why the sequential application "
+    "loses the disk"
 )
 ANTICIPATORY = (
-    "anticipatory counts reads alone, so there is a single reader to wait for here, and it waits "
-    "after each of its windows, which it seems not to do in the paper"
+    "anticipatory counts only reads, so there is a single reader to wait for here, and it waits "
+    "after each of its windows; in the paper it seems not to"
 )
 ALL_RANDOM = (
-    "of two applications at random one has always something pending that is nearer in time than "
-    "what could be predicted: the disk is hardly ever kept idle (the row on waits says how often)"
+    "with two random applications there is always a pending request that is nearer in time than a "
+    "predicted one: the disk is hardly ever kept idle (see the row on waits)"
 )
 QUICK_ZONES = (10, 2000, 10_000_000)
 
@@ -87,7 +87,7 @@ def _row(name: str, at: int, other: str, runs: Mapping[str, experiment.Outcome])
     return experiment.Row.speed_up(
         "Table 3",
         f"{name}: {part}: time with {other} over that with pregather"
-        + (" (chose the writers' piece)" if is_calibrated else ""),
+        + (" (used to choose the writers' piece)" if is_calibrated else ""),
         f"{paper_s['pregather']} s, {other} {paper_s[other]} s: {goal:.2f} times",
         own_s,
         other_s,
@@ -113,8 +113,8 @@ def _waits(
 ) -> list[experiment.Row | experiment.Absent]:
     groups = (
         ("in SWSW", ("SWSW",), 90.6, False, ""),
-        ("of the five guests with an application in order", s1_disk.SEQUENTIAL, 90.6, True, ""),
-        ("of the guests with random ones alone", s1_disk.RANDOM, 80.4, True, ALL_RANDOM),
+        ("of the five guests with a sequential application", s1_disk.SEQUENTIAL, 90.6, True, ""),
+        ("of the guests with random applications only", s1_disk.RANDOM, 80.4, True, ALL_RANDOM),
     )
     made: list[experiment.Row | experiment.Absent] = []
     for what, names, goal, is_headline, because in groups:
@@ -125,7 +125,7 @@ def _waits(
         made.append(
             experiment.Row(
                 "Table 3, 5.1",
-                f"Waits that were worth it, {what} (of {share[1]:,})",
+                f"Successful waits, {what} (of {share[1]:,})",
                 f"{goal} %",
                 share[0],
                 "%",
@@ -160,12 +160,11 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 
 MIXED = experiment.Experiment(
     key="S1-table-3",
-    title="Table 3: two applications in one guest, and waits that were worth it",
+    title="Table 3: two applications in one guest, and successful waits",
     paper_has="One guest with two applications at a time: seven mixes; seconds of each with "
-    "Pregather, cfq and anticipatory, and the share of timers that the right request came in "
-    "time for (5.1: 90.6 % where the writers in order are told of, 80.4 % of the random ones).",
-    here="The same mixes at the same size on the model. A wait counts where the disk "
-    "was kept idle.",
+    "Pregather, cfq and anticipatory, and the share of timers during which the expected "
+    "request arrived (5.1: 90.6 % with sequential applications, 80.4 % with random ones).",
+    here="The same mixes at the same size on the model. A wait counts if the disk was kept idle.",
     cases=cases,
     rows=rows,
     draw=draw,
@@ -264,12 +263,13 @@ def draw_zones(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 ZONES = experiment.Experiment(
     key="S1-figure-5",
     title="Figure 5: the length of zones",
-    paper_has="Two applications that read 2 GB in order in one guest, with zones of 10 to 10^7 "
-    "sectors: from 46 s and 91.6 % of seeks at zero at 2,000 to 85 s and 71.2 % at 10^7, which is "
-    "what cfq gives.",
+    paper_has="Two applications that read 2 GB sequentially in one guest, with zones of 10 to "
+    "10^7 sectors: from 46 s and 91.6 % of seeks at zero at 2,000 to 85 s and 71.2 % at 10^7, "
+    "the figures of cfq.",
     here="256 MB each, with the two applications' files side by side, and 4 GiB apart. A zone of "
-    "10^7 sectors (4.8 GiB) that holds both tells nothing; where its border lies between them it "
-    "does. Small zones are never known before they have been read: they gain nothing here.",
+    "10^7 sectors (4.8 GiB) that contains both does not distinguish them; it does where its "
+    "border lies between them. Small zones are unknown until they have been read, so they "
+    "gain nothing here.",
     cases=zone_cases,
     rows=zone_rows,
     draw=draw_zones,

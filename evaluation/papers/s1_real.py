@@ -28,13 +28,13 @@ PAPER_FIRST = {
 }
 """Time of the first application with cfq over that with Pregather."""
 PACE = (
-    "a request and its answer pass FUSE and Python processes; where that takes as long as the way "
-    "to what is pending, waiting is not worth it, and the rule does not wait"
+    "a request and its answer pass FUSE and Python processes; where that takes as long as the "
+    "seek to a pending request, waiting is not worthwhile, and the rule does not wait"
 )
 ONE_BY_ONE = (
-    "the kernel lets one write past the page cache at a time through to a file of FUSE, and what "
-    "both applications write is one disk: a second write does not reach the agent before the first "
-    "one is answered, so no policy has a choice between them"
+    "the kernel passes one uncached write at a time to a file of FUSE, and both applications "
+    "write to one disk: the second write does not reach the agent before the first one is "
+    "answered, so no policy can choose between them"
 )
 WRITERS = ("SWSW", "SWRW")
 Rows = list[experiment.Row | experiment.Absent]
@@ -112,7 +112,7 @@ def _first(name: str, found: Mapping[str, dict[str, Any]]) -> experiment.Row:
 def _at_zero(name: str, found: Mapping[str, dict[str, Any]]) -> experiment.Row:
     own, cfq = (_zero_percent(found[policy]) for policy in ("pregather", "cfq"))
     paper = "75.78 % (cfq: 55.06 %)" if name == FOUR else "not measured"
-    what = f"{name}: seeks at zero that the emulated disk counted with pregather"
+    what = f"{name}: seeks at zero with pregather, counted by the emulated disk"
     return experiment.Row("Table 4" if name == FOUR else "", what, paper, own, "%", cfq, "cfq")
 
 
@@ -125,7 +125,7 @@ def _waits(name: str, found: Mapping[str, dict[str, Any]]) -> Rows:
     if share is None:
         return []
     goal = None if name == FOUR else 90.6
-    what = f"{name}: waits that were worth it (of {share[1]:,})"
+    what = f"{name}: successful waits (of {share[1]:,})"
     paper = "90.6 %" if goal else "not measured"
     return [experiment.Row("5.1", what, paper, share[0], "%", goal=goal, because=_because(name))]
 
@@ -161,13 +161,13 @@ EXPERIMENT = experiment.Experiment(
     key="S1-real-time",
     title="In real time: real agents, mounts and reads on an emulated disk",
     paper_has="The same applications on real guests and a real disk (table 3, 4, figures 5, 6).",
-    here="The guests of table 1 together, and four mixes of one guest, in small: 16 MiB in order "
-    "(32 MiB where a guest is alone) or 160 blocks at random for each application. Each guest is "
-    "a process that uses a disk of its own through the agent's mount, past the page cache, as "
-    "Nova gives it one; the agent is the real one, with its chunks and the guests' writes on an "
-    "emulated disk that keeps it waiting as long as the model says and counts its seeks itself. "
-    "The policies take turns on one warm agent. All guests' disks began as one image, so what "
-    "they read lies within 160 MiB, and the way from one reader to the other is short: there is "
+    here="The guests of table 1 together, and four mixes of one guest, at small scale: 16 MiB "
+    "sequentially (32 MiB where a guest is alone) or 160 random blocks for each application. "
+    "Each guest is a process that uses a disk of its own through the agent's mount, uncached, "
+    "as Nova configures it. The agent is the real one; its chunks and the guests' writes are "
+    "on an emulated disk that delays each request by the time of the model, and counts its "
+    "seeks itself. The policies take turns on one warm agent. All guests' disks began as one "
+    "image, so they read within 160 MiB, and the distance between readers is short: there is "
     "less to gain than between disks of 12 GB.",
     cases=cases,
     rows=rows,

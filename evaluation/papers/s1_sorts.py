@@ -20,8 +20,8 @@ OTHERS = s1_disk.POLICIES[1:]
 BLOCKS = {experiment.Scale.WHOLE: s1_figures.SORT_BLOCKS, experiment.Scale.QUICK: 2}
 QUERY_READS = {experiment.Scale.WHOLE: s1_figures.QUERY_READS, experiment.Scale.QUICK: 1000}
 LEAST = (
-    "a round of slices takes up to a second, and in some seconds there is only the end of the "
-    "queries' slice; they are never without an answer for much longer than a second"
+    "a round of slices takes up to a second, and some seconds contain only the end of the "
+    "queries' slice; the queries never wait much longer than a second for an answer"
 )
 Rows = list[experiment.Row | experiment.Absent]
 
@@ -116,11 +116,11 @@ SORT = experiment.Experiment(
     key="S1-figures-8-9",
     title="Figures 2, 8 and 9: a sort in four guests",
     paper_has="Hadoop 0.20.2 sorts 6 GB on a virtual cluster of thirteen nodes on three machines; "
-    "time and bandwidth of each machine, and how far seeks go.",
+    "time and bandwidth of each machine, and seek distances.",
     here="One machine of the three, with four data guests of two maps each. A map reads blocks of "
-    "64 MiB in order, which one next is random, computes, and writes as much: Hadoop itself, its "
-    "shuffle and its logs are not there, so the disk has nothing else to do, and waiting gains "
-    "more than in the paper.",
+    "64 MiB sequentially, in random order, computes, and writes as much: Hadoop itself, its "
+    "shuffle and its logs are left out, so the disk has no other load, and waiting gains more "
+    "than in the paper.",
     cases=functools.partial(cases, with_queries=False),
     rows=sort_rows,
     draw=draw_sort,
@@ -179,7 +179,7 @@ def _requests(found: Mapping[str, dict[str, Any]]) -> Rows:
         *made,
         experiment.Row(
             "Figure 11",
-            "Least second of the guest with queries, requests",
+            "Slowest second of the guest with queries, requests",
             "kept at about 80",
             least["pregather"],
             "",
@@ -215,9 +215,9 @@ BESIDE = experiment.Experiment(
     title="Figures 10 and 11: sorts beside a guest with a database",
     paper_has="A sort of 2 GB in four guests of two maps each, and a fifth guest with two queries "
     "of TPC-H (q6 and q19) on the same disk: seconds of each, seeks, and requests per second.",
-    here="The same guests; a query is a model too: pages of 8 KiB that an index names, and each "
-    "fifth time a scan of 1 MiB. Its rate differs from that of the paper's database, so the rows "
-    "for requests compare what pregather changes, not how many there are.",
+    here="The same guests; the queries are modelled, too: pages of 8 KiB by an index, and for "
+    "every fifth one a scan of 1 MiB. Their rate differs from that of the paper's database, "
+    "so the rows on requests compare the effect of pregather, not the number of requests.",
     cases=functools.partial(cases, with_queries=True),
     rows=beside_rows,
     draw=draw_beside,
@@ -254,14 +254,14 @@ def cost_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
         ),
         experiment.Row(
             "Figure 12(b)",
-            "Processor time for a request more than first in, first out",
+            "Additional processor time per request over first in, first out",
             "20 % of the host's processors instead of 17 % with cfq",
             one["cpu_us"],
             "us",
         ),
         experiment.Row(
             "Figure 12(b)",
-            "That at 1,000 requests/s, as a share of one processor",
+            "The same at 1,000 requests/s, as a share of one processor",
             "3 % more than cfq",
             one["cpu_us"] / 10,
             "%",
@@ -274,10 +274,10 @@ def cost_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 COST = experiment.Experiment(
     key="S1-figure-12",
     title="Figure 12: memory and processor time",
-    paper_has="Free memory and the processors' use of the hypervisor with Pregather and with cfq.",
-    here="What the policy's own code allocates, and the processor time of a whole run over that of "
-    "the same guests first in, first out, for each request. It is Python in a process, not C in a "
-    "kernel. 1,000 requests/s are more than four guests get of the paper's disk.",
+    paper_has="Free memory and processor use of the hypervisor with Pregather and with cfq.",
+    here="Allocations of the policy's own code, and the processor time per request of a whole run "
+    "over that of the same guests with first in, first out. It is Python in a process, not C "
+    "in a kernel. 1,000 requests/s are more than four guests reach on the paper's disk.",
     cases=cost_cases,
     rows=cost_rows,
 )

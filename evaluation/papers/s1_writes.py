@@ -109,22 +109,22 @@ def draw(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 
 EXPERIMENT = experiment.Experiment(
     key="S1-writes",
-    title="What hangs on how writes come to the disk",
-    paper_has="Writers in order (SW-M) gain 1.47 to 1.71; the paper does not tell in what pieces "
-    "its guests' kernels (Linux 2.6.18, ext3) write.",
-    here="Were all writers to call fsync after each 100 blocks and to hand over all of them, "
-    "38 requests and more would wait for a ring of 32: there would never be anything to wait for, "
-    "and all policies would do the same. sysbench's source (0.4, sb_fileio.c) differs: a writer "
-    "in order calls fsync at its end only; one at random calls it after 100 requests for one file "
-    "after the other, from 16 threads. So what is on its way at a time of a writer at random is 16 "
-    "blocks, and of one in order what its kernel sends, which is not known. That is varied here, "
-    "from 1 request of 44 KiB to 38. As long as the pieces of both applications leave room in the "
-    "ring, waiting gains; once they fill it the next piece cannot come in, and it gains nothing. "
-    "With one request at a time a writer gains nothing beside random writes either: once those "
-    "were served, one request does not make its zone denser than the mean, and it is not waited "
-    "for. 8 is assumed elsewhere, because here that gives what the paper has for SWSW, so that "
-    "this row says nothing and the others do. All at a quarter of the paper's size, whose gains "
-    "are a little less than those of the whole.",
+    title="Effect of how writes arrive at the disk",
+    paper_has="Sequential writers (SW-M) gain 1.47 to 1.71; the paper does not state the size of "
+    "the requests that its guests' kernels (Linux 2.6.18, ext3) write.",
+    here="If all writers called fsync after each 100 blocks and submitted all of them, 38 "
+    "requests and more would wait for a ring of 32: there would never be anything to wait "
+    "for, and all policies would be equal. sysbench's source (0.4, sb_fileio.c) differs: a "
+    "sequential writer calls fsync only at its end; a random one calls it after 100 requests "
+    "for one file after the other, from 16 threads. So a random writer has 16 blocks in "
+    "flight, and a sequential one as many as its kernel sends, which is unknown. This is "
+    "varied here, from 1 request of 44 KiB to 38. As long as the ring has space for the "
+    "pieces of both applications, waiting gains; once they fill it, the next piece cannot "
+    "enter, and waiting gains nothing. With one request at a time a writer gains nothing "
+    "beside random writes either: after those, one request does not make its zone denser than "
+    "the mean, and the policy does not wait for it. 8 is assumed elsewhere, because this "
+    "value reproduces the paper's SWSW, so only the other rows are evidence. All at a quarter "
+    "of the paper's size, where gains are slightly smaller than at full size.",
     cases=cases,
     rows=rows,
     draw=draw,

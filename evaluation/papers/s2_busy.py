@@ -91,16 +91,16 @@ def _disk_row(
     return experiment.Row.speed_up(
         part="Figure 12",
         what=f"{s2_many.DEVICES[device]}, {count} programs write: time to boot one guest, acstor "
-        f"beside {'a normal boot' if is_claimed else policy}",
+        f"against {'a normal boot' if is_claimed else policy}",
         paper=paper if is_claimed else "no number",
         ours=ours_s,
         baseline=theirs_s,
         baseline_name="normal" if is_claimed else policy,
         goal=goal if is_claimed else None,
         is_headline=is_claimed and goal is not None,
-        because="acstor's boot is hardly more than the guest's processor time (3 s) and its own "
-        "writes; how much longer the normal boot takes depends on what a read waits for, which is "
-        "pieces of 256 KiB of 15 programs at most",
+        because="acstor's boot takes hardly longer than the guest's processor time (3 s) and its "
+        "own writes; how much longer the normal boot takes depends on the requests that a "
+        "read waits for, at most one of 256 KiB of each of 15 programs",
     )
 
 
@@ -158,14 +158,14 @@ def _memory_row(
     return experiment.Row.speed_up(
         part="Figure 13",
         what=f"{s2_many.DEVICES[device]}, {mib} MiB for the guest's page cache: time to boot one "
-        f"guest, acstor beside {'a normal boot' if is_normal else policy}",
+        f"guest, acstor against {'a normal boot' if is_normal else policy}",
         paper=paper if is_claimed else "no number",
         ours=ours_s,
         baseline=theirs_s,
         baseline_name="normal" if is_normal else policy,
         goal=goal if is_claimed else None,
-        because="the time that the guest's processor needs, and its writes, are in both; without "
-        "them the difference is that of figure 11 without think times",
+        because="both contain the guest's processor time and its writes; without them the "
+        "difference is that of figure 11 without think times",
     )
 
 

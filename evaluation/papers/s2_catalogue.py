@@ -92,7 +92,7 @@ def _row(name: str, outcome: experiment.Outcome) -> experiment.Row:
     ours, whole, filled = (outcome[key] for key in ("boot_image_mb", "image_mb", "filled_mb"))
     return experiment.Row.cost(
         part="Table I",
-        what=f"{name}: boot image; image in full, {filled:,.0f} MB of it not zeros",
+        what=f"{name}: boot image; full image, {filled:,.0f} MB of it not zeros",
         paper="Debian 26 MB of 1,200 MB" if name.startswith("Debian") else "no number",
         ours=ours,
         unit="MB",
@@ -121,9 +121,12 @@ def _totals(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             goal=97.4,
             is_headline=True,
             because="the boot images are no larger than the paper's, but the images have fewer "
-            "programs than the paper's, and each boots a kernel of today all the same",
+            "programs than the paper's, and still boot a current kernel",
         )
-        for key, what in (("image_mb", "the images in full"), ("filled_mb", "what is not zeros"))
+        for key, what in (
+            ("image_mb", "the full images"),
+            ("filled_mb", "their data without zeros"),
+        )
     ] + [
         experiment.Row(
             part="Table I",
@@ -191,8 +194,8 @@ def common_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
     return [
         experiment.Row.cost(
             part="Section VII",
-            what=f"{outcome['images']} images: boot chunks that a host keeps once, beside those of "
-            f"all boot images",
+            what=f"{outcome['images']} images: boot chunks that a host keeps, each once, against "
+            "those of all boot images",
             paper="future work",
             ours=outcome["unique_mb"],
             unit="MB",

@@ -97,6 +97,6 @@ def _rows(outcome: experiment.Outcome) -> list[experiment.Row | experiment.Absen
         )
 
     return [
-        row("Bytes of the image server for a boot image and its chunk map", "source_mb", "MB"),
-        row("Time until a boot image is checked and in memory", "s", "s"),
+        row("Bytes from the image server for a boot image and its chunk map", "source_mb", "MB"),
+        row("Time until a boot image is verified and in memory", "s", "s"),
     ]

@@ -104,7 +104,7 @@ class Claim:
 
 
 _WRITES = (
-    "what is left are the guests' own writes, which go to the same device in every policy, and the "
+    "the rest is the guests' own writes, which go to the same device in every policy, and the "
     "guests' processor time: "
 )
 SAME = (
@@ -116,7 +116,7 @@ SAME = (
         "2 times",
         2.0,
         True,
-        _WRITES + "where one image is shared, all at once reads it from the disk only once, too",
+        _WRITES + "where guests share one image, all at once also reads it from the disk only once",
     ),
     Claim("ssd", 16, "about the same", 1.0),
     Claim(
@@ -125,7 +125,8 @@ SAME = (
         "2 times",
         2.0,
         True,
-        _WRITES + "where one image is shared, all at once reads it from the disks only once, too",
+        _WRITES + "where guests share one image, all at once also reads it from the disks only "
+        "once",
     ),
 )
 DIFFERENT = (
@@ -136,7 +137,7 @@ DIFFERENT = (
         "107 s against 7.2 s: 13 times",
         13.0,
         True,
-        _WRITES + "both are the floor below which acstor cannot go",
+        _WRITES + "together they are acstor's lower bound",
     ),
     Claim("ssd", 16, "about the same, under 3 s", 1.0),
     Claim(
@@ -145,7 +146,7 @@ DIFFERENT = (
         "6 times",
         6.0,
         True,
-        _WRITES + "both are the floor below which acstor cannot go",
+        _WRITES + "together they are acstor's lower bound",
     ),
 )
 
@@ -176,7 +177,7 @@ def _row(
     guests = s2_scene.of_guests(claim.guests)
     return experiment.Row(
         part=part,
-        what=f"{DEVICES[claim.device]}, {guests}: time to boot all, acstor beside {policy}",
+        what=f"{DEVICES[claim.device]}, {guests}: time to boot all, acstor against {policy}",
         paper=claim.paper if is_claimed else "no number",
         ours=ours["all_s"] if ours and theirs else None,
         unit="s",
@@ -248,8 +249,8 @@ def memory_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | expe
             baseline=outcomes[other]["all_s"],
             baseline_name=IN_MEMORY,
             goal=1.0 if where == ON_SSD else None,
-            because="acstor checks and decompresses a boot image before guests get it, once for "
-            "each image, on the processors that the guests use",
+            because="acstor verifies and decompresses a boot image before its guests start, once "
+            "for each image, on the processors that the guests use",
         )
         for count in COUNTS
         for where in (ON_SSD, ON_SAME)

@@ -159,7 +159,7 @@ def _disk_of(folder: pathlib.Path) -> str:
     if (shown / "partition").exists():
         shown = shown.parent
     if not (shown / "dev").exists():
-        raise harness.CannotRun(f"{folder} lies on no disk of this machine")
+        raise harness.CannotRun(f"{folder} is on no disk of this machine")
     return (shown / "dev").read_text().strip()
 
 
@@ -229,7 +229,7 @@ def read_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | experi
 
 def _bare_row(device: str, order: str, outcome: experiment.Outcome) -> experiment.Row:
     bare, plain = outcome[f"{BARE}, {order}"]["s"], outcome[f"{PLAIN}, {order}"]["s"]
-    what = "through pyfuse3 alone, which neither checks nor keeps, over a plain file"
+    what = "through pyfuse3 alone, which neither verifies nor stores, over a plain file"
     return _over_plain(f"{_device(device)}: {order} read {what}", "no number", bare, plain)
 
 
@@ -246,16 +246,16 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
     bare = outcome[f"{BARE}, {order}"]["s"]
     if device == KEPT:
         return _over_plain(
-            f"{_device(device)}: {order} read of what the host has: through the mirror, over "
-            "a plain file",
+            f"{_device(device)}: {order} read of cached data: through the mirror, over a plain "
+            "file",
             "10 % longer at worst (in the table SSD, sequential: 1.15 times)",
             ours,
             plain,
             goal=1.1,
             is_headline=True,
-            because="the kernel asks file systems in user space for 128 KiB at a time, and each of "
-            "these reads the disk before it asks for the next. pyfuse3 alone, which only reads the "
-            f"file, takes {bare / plain:.2f} times as long as the plain file",
+            because="the kernel sends requests of 128 KiB to file systems in user space, and each "
+            "of these reads the disk before it sends the next. pyfuse3 alone, which only "
+            f"reads the file, takes {bare / plain:.2f} times as long as the plain file",
         )
     return _over_plain(
         f"{_device(device)}: {order} read of a backing file, never read before: through the "
@@ -265,9 +265,9 @@ def _read_row(device: str, order: str, outcome: experiment.Outcome) -> experimen
         plain,
         goal=1.1 if device in s2_many.DEVICES else None,
         is_headline=device in s2_many.DEVICES,
-        because="a first read through the mirror also checks each chunk by its hash and keeps it "
-        "in the host's cache, which the paper's file system does not: the processor time of that "
-        "stands in the rows without a device. pyfuse3 alone, which does neither, takes "
+        because="a first read through the mirror also verifies each chunk by its hash and stores "
+        "it in the host's cache, which the paper's file system does not: the rows without a "
+        "device show that processor time. pyfuse3 alone, which does neither, takes "
         f"{bare / plain:.2f} times as long as the plain file",
     )
 
@@ -325,7 +325,7 @@ def database_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
         return [
             experiment.Absent(
                 "Table III", "pgbench in a guest", "139 and 140, 1,205 and 1,226, 145 and 164 tps",
-                "not run at this scale: the guest's image, with PostgreSQL in it, is made first",
+                "not run at this scale: it would first build the guest's image with PostgreSQL",
             )
         ]  # fmt: skip
     ours, plain = _rates(outcomes, MIRROR), _rates(outcomes, PLAIN)
@@ -344,9 +344,9 @@ def database_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
             baseline_name="normal I/O path",
             goal=1205 / 1226,
             is_headline=True,
-            because="nothing of acstor is in the way of the guest's own file. Guests with the "
-            f"normal I/O path alone gave {min(plain):.1f} to {max(plain):.1f} transactions a "
-            f"second, those above the mirror {min(ours):.1f} to {max(ours):.1f}",
+            because="I/O of the guest's own file does not pass acstor. Guests with the normal I/O "
+            f"path alone gave {min(plain):.1f} to {max(plain):.1f} transactions a second, "
+            f"those above the mirror {min(ours):.1f} to {max(ours):.1f}",
         )
     ]
 

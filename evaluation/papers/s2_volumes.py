@@ -114,7 +114,7 @@ def _recorded_rows(outcome: experiment.Outcome) -> list[experiment.Row | experim
         row("Figure 4(b)", "write requests, no shared image", "no number", copied["writes"], ""),
         row(
             "Figure 5",
-            "share of what is read in the busiest fifth of the boot's time",
+            "share of the read data in the busiest fifth of the boot's time",
             "reading alternates with computing",
             100 * busiest,
             "%",
@@ -253,14 +253,15 @@ def prefetch_rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row | ex
             found.append(
                 experiment.Row.speed_up(
                     part="Figure 6",
-                    what=f"{name}: have in memory what boots need, as boot images beside {order}",
+                    what=f"{name}: load the data of boots into memory, as boot images against "
+                    f"{order}",
                     paper="boot images are fastest",
                     ours=seconds[BOOT_IMAGE],
                     baseline=seconds[order],
                     baseline_name=order,
                     goal=1.0,
-                    because="acstor checks every chunk by its hash and decompresses it, which the "
-                    "script does not, so where the device hardly lets wait the processor decides",
+                    because="acstor verifies every chunk by its hash and decompresses it, which "
+                    "the script does not, so on a fast device the processor is the bound",
                 )
             )
     return found

@@ -68,7 +68,7 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
 
 def _group_rows(outcomes: experiment.Outcomes) -> Iterator[experiment.Row]:
     for name, what, paper in (
-        (FOUR, "hosts at four repositories, as many at each", "two repositories"),
+        (FOUR, "hosts at four repositories, equally many at each", "two repositories"),
         (LATE, f"hosts, half of them at Repo-2 and {LATE_S:g} s later", "future work (V)"),
     ):
         if (ways := outcomes.get(name)) is None:
@@ -76,7 +76,7 @@ def _group_rows(outcomes: experiment.Outcomes) -> Iterator[experiment.Row]:
         apart, together = ways[scenes.SIMPLE], ways[scenes.CONTENT]
         for key, unit, of in (
             ("mean_s", "s", "mean completion"),
-            ("source_ratio", "packages", "what left the source"),
+            ("source_ratio", "packages", "data read from the source"),
         ):
             yield experiment.Row(
                 "beyond",
@@ -92,12 +92,12 @@ def _group_rows(outcomes: experiment.Outcomes) -> Iterator[experiment.Row]:
         found = ways[scenes.CONTENT]
         yield experiment.Row(
             "beyond",
-            "the same, content: mean completion of those that came later",
+            "the same, content: mean completion of the late hosts",
             "future work (V)",
             found["mean_s_2"],
             "s",
             found["mean_s_1"],
-            "those before them",
+            "the early hosts",
             round(found["mean_s_2"] / found["mean_s_1"], 3),
         )
 
@@ -109,8 +109,8 @@ def _chunk_rows(outcomes: experiment.Outcomes) -> Iterator[experiment.Row]:
     ours, beside = (ways[scenes.CONTENT]["mean_s"] for ways in (small, normal))
     yield experiment.Row(
         "beyond",
-        f"{small[scenes.CONTENT]['hosts']} hosts, half and half, content: mean completion with the "
-        "paper's chunks of 32 KiB",
+        f"{small[scenes.CONTENT]['hosts']} hosts, half at each repository, content: mean "
+        "completion with the paper's chunks of 32 KiB",
         "32 KiB alone",
         ours,
         "s",
@@ -141,8 +141,8 @@ def _scope_rows(found: experiment.Outcome | None) -> Iterator[experiment.Row]:
     inside, cloud = (found["source_bytes"][name] / geometry.MIB for name in ("project", "cloud"))
     yield experiment.Row(
         "beyond",
-        "snapshots of two projects, of one public image, read after it: bytes from the source "
-        "where projects share public images alone (``dedup_scope = project``, benchmark D1)",
+        "snapshots of one public image by two projects, read after it: bytes from the source if "
+        "projects share only public images (``dedup_scope = project``, benchmark D1)",
         "all share all",
         round(inside, 2),
         "MiB",
@@ -155,15 +155,15 @@ def _scope_rows(found: experiment.Outcome | None) -> Iterator[experiment.Row]:
 EXPERIMENTS = (
     experiment.Experiment(
         key="S3-beyond",
-        title="More repositories, groups at different times, smaller names, and who may share",
+        title="More repositories, groups at different times, smaller names, and limits of sharing",
         paper_has="",
         here=(
-            "The lab of figure 2 with 4 hosts (less of it in a quick run). Each chunk that a "
-            "peer gives is hashed and held against the chunk map before anybody reads it (the "
-            "paper's hosts never hash), so the figures above have that in them: a host that lies "
-            " costs time and no bytes (benchmark P11). An advertisement has the first 8 bytes "
-            "of a hash: where two contents of one image had the same ones the second would not "
-            "be prefetched, and nothing else."
+            "The lab of figure 2 with 4 hosts (less of it in a quick run). Each chunk from a peer "
+            "is hashed and compared with the chunk map before it is used (the paper's hosts never "
+            "hash), so the figures above include that: a host that lies costs time and no bytes "
+            "(benchmark P11). An advertisement has the first 8 bytes of a hash: if two contents "
+            "of one image had the same ones, the second would not be prefetched, with no other "
+            "effect."
         ),
         cases=cases,
         rows=rows,

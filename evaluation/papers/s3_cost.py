@@ -53,7 +53,8 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
             round(content_s / simple_s, 3),
             GOAL,
             experiment.Better.LESS,
-            f"turns of one way differ by {apart:.0%} among themselves, so less says nothing",
+            f"turns of one way differ by {apart:.0%} among themselves, so smaller differences are "
+            "not significant",
             is_headline=True,
         )
     ]
@@ -61,14 +62,14 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
 
 EXPERIMENT = experiment.Experiment(
     key="S3-cost",
-    title="What content costs a single group",
+    title="Overhead of exchange by content in a single group",
     paper_has=(
-        "All VMs at one repository, where exchange by offset is at its best: 20 bytes of hash "
-        "instead of 8 of offset in each advertisement, and look-ups in both directions."
+        "All VMs at one repository, the best case for exchange by offset: 20 bytes of hash "
+        "instead of 8 of offset in each advertisement, and lookups in both directions."
     ),
     here=(
         "8 hosts (4 in a quick run), the lab of figure 2; both ways take turns. acstor advertises "
-        "8 bytes of a chunk's hash, so that its messages are as long in both ways."
+        "8 bytes of a chunk's hash, so its messages have the same length in both ways."
     ),
     cases=cases,
     rows=rows,

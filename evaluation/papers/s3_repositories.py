@@ -56,7 +56,7 @@ def chosen(sizes: Mapping[str, int]) -> dict[str, str]:
     :raises harness.CannotRun: there are too few
     """
     if len(sizes) < len(PAPER_MB):
-        raise harness.CannotRun(f"apt knows only {', '.join(sizes) or 'none'} of the packages")
+        raise harness.CannotRun(f"apt finds only {', '.join(sizes) or 'none'} of the packages")
     left, found = dict(sizes), {}
     for name, size_mb in sorted(PAPER_MB.items(), key=lambda item: -item[1]):
         wanted = size_mb * 1e6 / DIVISOR

@@ -72,8 +72,8 @@ class Found:
         together = ways[scenes.RING]
         yield experiment.Row(
             "Figure 2(c)",
-            "the same with ``variants = ring``, where hosts in step give each chunk round, as the "
-            "paper's do",
+            "the same with ``variants = ring``, where synchronous hosts pass each chunk along a "
+            "ring, as the paper's do",
             f"{GAINS['50 %']:.2f} times (32 hosts)",
             together["mean_s"],
             "s",
@@ -94,7 +94,7 @@ class Found:
             yield experiment.Row(
                 "Figure 2(a)",
                 f"all of {self.most} hosts at Repo-1: mean completion of {way}; the ratio is the "
-                "share of the direct time that is saved",
+                "saved share of the direct time",
                 f"189.03 s to {paper_s} s: more than 91 % (32 hosts)",
                 ours["mean_s"],
                 "s",
@@ -103,9 +103,9 @@ class Found:
                 round(1 - ours["mean_s"] / direct["mean_s"], 3),
                 REDUCTION,
                 because=f"with {self.most} hosts no way can save more than "
-                f"{1 - 1 / self.most:.0%}: the direct time grows with the hosts, and the paper has "
-                f"32. This one took {ours['mean_s'] / ours['limit_s']:.2f} times what the package "
-                "needs on one link",
+                f"{1 - 1 / self.most:.0%}: the direct time grows with the hosts, and the paper "
+                f"has 32. This one took {ours['mean_s'] / ours['limit_s']:.2f} times the "
+                "transfer time of the package on one link",
                 is_headline=way == CONTENT,
             )
 
@@ -122,7 +122,7 @@ class Found:
             least, most = min(by_hosts), max(by_hosts)
             yield experiment.Row(
                 "Figure 2(a)",
-                f"mean completion of {way}, {most} hosts beside {least}",
+                f"mean completion of {way}, {most} hosts against {least}",
                 paper,
                 by_hosts[most],
                 "s",
@@ -156,9 +156,9 @@ class Found:
                 continue
             yield experiment.Row(
                 "Table II",
-                f"{way}, {split} of {self.most} hosts at Repo-1: mean completion, least "
+                f"{way}, {split} of {self.most} hosts at Repo-1: mean completion, shortest "
                 f"{found['min_s']:.2f} s, longest {found['max_s']:.2f} s; the ratio is longest "
-                "over least",
+                "over shortest",
                 f"{least_s} / {mean_s} / {longest_s} s",
                 found["mean_s"],
                 "s",
@@ -176,7 +176,7 @@ class Found:
                 continue
             yield experiment.Row(
                 "Figure 3",
-                f"{split}: packages that left the source, content; ratio: simple over content",
+                f"{split}: packages read from the source, content; ratio: simple over content",
                 "double" if split != "all" else "the same",
                 together["source_ratio"],
                 "packages",
@@ -219,9 +219,9 @@ def _maps(together: experiment.Outcome) -> str:
     """Return the source's bytes besides chunks in words."""
     maps = together["source_ratio"] - together["hosts"] * together["from_source"]
     return (
-        f"{maps:.2f} packages of it are no chunks: to be a home for the other repository's, every "
-        "host reads the map of that image from the source. Images are a fourth as long as the "
-        "paper's and packages 1/64, so that maps weigh more"
+        f"{maps:.2f} packages of it are not chunks: to be a home for the other repository's "
+        "chunks, every host reads the map of that image from the source. Images have a fourth of "
+        "the paper's size and packages 1/64, so maps have a larger share"
     )
 
 
@@ -231,12 +231,12 @@ def _apart_and_together(apart: experiment.Outcome, together: experiment.Outcome)
         f"{apart[name] / apart['limit_s']:.2f}" for name in ("mean_s_1", "mean_s_2")
     )
     return (
-        f"in the time of one package on a link, hosts apart take {of_groups} at Repo-1 and Repo-2 "
-        f"while {apart['source_ratio']:.2f} packages leave the source; together "
-        f"{together['mean_s'] / together['limit_s']:.2f} while {together['source_ratio']:.2f} "
-        "leave. Apart the source's link has two packages to carry, which takes 2.00, and together "
-        "one, so 2.00 times is about what links allow. Together headers take 1.05, and the link is "
-        "not all that bounds hosts: the processor, which all share here, and each chunk's way from "
-        "host to host do too "
-        "(P1 in ``contributor/benchmarks.rst``, and ``contributor/exchange_design.rst``)"
+        f"relative to the transfer time of one package on a link, separate groups take {of_groups} "
+        f"at Repo-1 and Repo-2 and read {apart['source_ratio']:.2f} packages from the source; one "
+        f"group takes {together['mean_s'] / together['limit_s']:.2f} and reads "
+        f"{together['source_ratio']:.2f}. For separate groups the source's link carries two "
+        "packages, which takes 2.00, and for one group one, so links allow about 2.00 times. In "
+        "one group headers take 1.05, and hosts have further bounds: the processor, which all "
+        "share here, and each chunk's path from host to host (P1 in "
+        "``contributor/benchmarks.rst``, and ``contributor/exchange_design.rst``)"
     )

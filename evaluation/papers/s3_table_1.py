@@ -66,9 +66,9 @@ def _share_rows(shares: dict[str, dict[str, float]]) -> Iterator[experiment.Row]
         for size in map(str, repositories.CHUNK_SIZES):
             yield experiment.Row(
                 "4.B",
-                f"chunks of {int(size) >> 10} KiB of the common package that are the same in both "
+                f"chunks of {int(size) >> 10} KiB of the common package that are equal in both "
                 f"images, written {way}",
-                "not said" if int(size) != 32768 else "not said (32 KiB were used)",
+                "not stated" if int(size) != 32768 else "not stated (32 KiB were used)",
                 round(shares[way][size], 4),
             )
 
@@ -77,19 +77,18 @@ EXPERIMENT = experiment.Experiment(
     key="S3-table-1",
     title="Table I: two repositories",
     paper_has=(
-        "Two raw disks of 2 GB with ext4 and installers in them, gzip archives most of them; "
-        "one of 767 MB is in both. Chunks of 32 KiB."
+        "Two raw disks of 2 GB with ext4 and installers, most of them gzip archives; one of 767 "
+        "MB is on both. Chunks of 32 KiB."
     ),
     here=(
-        "Two ext4 images of 512 MiB (sparse) with packages of the distribution, as large as the "
-        f"paper's divided by {repositories.DIVISOR}, which apt downloads; one is in both, at "
-        "another place. They are written through a mount, and each is on the disk before it is "
-        "closed, as most of a long file is: then the kernel's allocator lays it on a large power "
-        "of two, so that all its chunks are the same in both. Where a file is closed first "
-        "its end may begin anywhere: of this package some 30 % of the chunks of 64 KiB were then "
-        "different. "
-        "What ``mkfs.ext4 -d`` packs may begin at any block of 4 KiB, so its share is all or "
-        "next to nothing, by chance."
+        "Two ext4 images of 512 MiB (sparse) with packages of the distribution, of the paper's "
+        f"sizes divided by {repositories.DIVISOR}, downloaded by apt; one package is in both, at "
+        "another place. They are written through a mount, and each is synced to the disk before "
+        "it is closed, as happens to most of a long file: then the kernel's allocator aligns it "
+        "to a large power of two, so that all its chunks are equal in both. If a file is closed "
+        "first, its end may begin at any block: for this package some 30 % of the chunks of 64 "
+        "KiB then differed. Files packed by ``mkfs.ext4 -d`` may begin at any block of 4 KiB, so "
+        "their share is all or almost nothing, by chance."
     ),
     cases=cases,
     rows=rows,

@@ -117,13 +117,13 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
     return [
         experiment.Row(
             "4.B",
-            f"{content['hosts']} hosts, half and half, mount and unpack: mean completion of "
-            f"content; the ratio is that of {way} over it",
-            "no number for so few",
+            f"{content['hosts']} hosts, half at each repository, mount and unpack: mean completion "
+            f"of content; the ratio is that of {way} over it",
+            "no number for so few hosts",
             content["mean_s"],
             "s",
             found["mean_s"],
-            way if way != LOCAL else "as many from a file in memory",
+            way if way != LOCAL else "the same number, from a file in memory",
             round(found["mean_s"] / content["mean_s"], 3),
         )
         for way in (scenes.DIRECT, scenes.SIMPLE, LOCAL)
@@ -133,13 +133,12 @@ def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
 
 EXPERIMENT = experiment.Experiment(
     key="S3-unpack",
-    title="The workload as it is: mount, read, unpack",
+    title="The complete workload: mount, read, unpack",
     paper_has="Each VM mounts its repository (ext4) and unzips the package.",
     here=(
-        "4 hosts, half at each repository. Each mounts its mirror's file by a "
-        "loop device and unpacks the package with ``dpkg-deb --fsys-tarfile`` (xz); what comes out "
-        "is compared by its SHA-256. All share two processors, so few hosts are all "
-        "that can be had."
+        "4 hosts, half at each repository. Each mounts its mirror's file by a loop device and "
+        "unpacks the package with ``dpkg-deb --fsys-tarfile`` (xz); the output is compared by its "
+        "SHA-256. All share two processors, so only a few hosts are possible."
     ),
     cases=cases,
     rows=rows,

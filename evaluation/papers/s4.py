@@ -20,15 +20,15 @@ PAPER = experiment.Paper(
         "and Distributed Systems, 2017."
     ),
     about=(
-        "Hosts keep chunks of images in a public cache, each chunk at the host that a consistent "
-        "hash names. ACStor gives busy hosts fewer points on that hash circle (Equation 1) "
-        "whenever some host was overloaded in two collections in a row, hands points over to the "
-        "host that has most in common, and keeps requests near where switches are busy.\n\n"
-        "In acstor this is the decision service (``acstor_decision``) and the ring "
-        "(``acstor_common.ring.hash_ring``). What is in virtual time here is run by the simulator "
-        "(``acstor_simulator``), where the agents' and the service's own rules decide: *none* "
-        "reads the storage each time, *local* keeps what came, *collaborative* asks homes whom no "
-        "traffic moves, *acstor* is the product."
+        "Hosts keep chunks of images in a public cache, each chunk at the host that consistent "
+        "hashing selects. ACStor gives busy hosts fewer points on the hash ring (Equation 1) when "
+        "a host was overloaded in two consecutive collections, transfers points to the host that "
+        "has most data in common, and keeps requests local where switches are busy.\n\nIn acstor "
+        "this is the decision service (``acstor_decision``) and the ring "
+        "(``acstor_common.ring.hash_ring``). Results in virtual time are from the simulator "
+        "(``acstor_simulator``), which runs the rules of the agents and of the service: *none* "
+        "reads the storage each time, *local* caches what it has read, *collaborative* asks homes "
+        "that do not move with traffic, *acstor* is the product."
     ),
     experiments=(
         *s4_traffic.EXPERIMENTS,
@@ -45,13 +45,14 @@ PAPER = experiment.Paper(
             "5.4.2",
             "guests that do not boot, of 160",
             "1 to 5",
-            "Nothing fails in the simulator: a guest whose host has 5 % of its link boots late.",
+            "Nothing fails in the simulator: a guest on a host with 5 % of its link left boots "
+            "late.",
         ),
         experiment.Absent(
             "Figure 9",
             "Filebench itself, in 160 guests",
             "drawn",
-            "Two processors carry four guests; what Filebench reads is made up in the simulator.",
+            "Two processors support four guests; Filebench's reads are modelled in the simulator.",
         ),
     ),
 )

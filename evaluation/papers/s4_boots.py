@@ -112,16 +112,16 @@ def _of_collaborative(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             best,
             "where it gains most",
             0.38,
-            f"{boot_traces.THINK_S:.0f} s of both are the guest's own; of what guests wait, it is "
-            f"{waits[best]:.0%}. The paper's guests have a time of their own, too, which it does "
-            f"not say; its collaborative cache waits longer. See the bound below",
+            f"{boot_traces.THINK_S:.0f} s of both are the guest's own; for the waits alone it is "
+            f"{waits[best]:.0%}. The paper's guests also have a time of their own, which it does "
+            "not state; its collaborative cache waits longer. See the bound below",
         ),
         row(
             worst,
             "where it gains least",
             0.95,
-            "where no link is overloaded nothing moves, and hosts that ask homes have what they "
-            "need at once: there is nothing to gain",
+            "where no link is overloaded no v-node moves, and hosts that ask homes get their data "
+            "at once: there is nothing to gain",
         ),
     ]
 
@@ -140,21 +140,21 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     most = still / bound
     gain = experiment.Row.speed_up(
         "5.4.2",
-        "times that acstor boots sooner than collaborative at 70 MB/s and CV 1.2",
+        "acstor's speed-up of boots over collaborative at 70 MB/s and CV 1.2",
         "2.6",
         moved,
         still,
         COLLABORATIVE,
         goal=2.6,
         is_headline=True,
-        because=f"the most that there is to gain here is {most:.2f}: each host alone, with a "
-        f"storage that is near and that nobody shares, takes {bound:.1f} s, since a busy host has "
-        f"5 % of its own link, whoever gives, and {boot_traces.THINK_S:.0f} s are the guest's own. "
-        f"Guests that only read gain more (below)",
+        because=f"the upper bound of the gain here is {most:.2f}: each host alone, with a near "
+        f"storage of its own, takes {bound:.1f} s, since a busy host has 5 % of its own link, "
+        f"whatever the sender, and {boot_traces.THINK_S:.0f} s are the guest's own. Guests "
+        "that only read gain more (below)",
     )
     part = experiment.Row.cost(
         "5.4.2",
-        "the same, beside the bound: what each host takes when nobody else reads",
+        "the same, against the bound: the time of each host if no other one reads",
         "no number",
         moved,
         "s",
@@ -164,7 +164,7 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     waits = [one - boot_traces.THINK_S for one in (still, moved)]
     waited = experiment.Row.speed_up(
         "5.4.2",
-        "the same, of what guests wait",
+        "the same, for the guests' waits",
         "no number",
         waits[1],
         waits[0],
@@ -190,9 +190,9 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         both["none"],
         "no cache",
         goal=0.5,
-        because="five guests of five images drawn at random have 3.4 different ones on a host, and "
-        "30 % of the chunks are in all images: 53 % of the reads are first ones. The paper does "
-        "not say what its images have in common",
+        because="five guests of five random images have 3.4 different ones on a host, and 30 % of "
+        "the chunks are in all images: 53 % of the reads are first ones. The paper does not "
+        "state how much its images have in common",
         is_headline=True,
     )
     spreads = []
@@ -201,14 +201,14 @@ def _of_storage(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         spreads.append(
             experiment.Row.cost(
                 "Figures 6, 7",
-                f"boot time of {policy} under the heaviest traffic for it / the lightest",
+                f"boot time of {policy} under its worst traffic / its best",
                 "stable",
                 max(times_s),
                 "s",
                 min(times_s),
                 "least",
                 goal=1.0,
-                because="busy hosts have too little of their own links left for what they read",
+                because="the links of busy hosts have too little capacity left for their reads",
             )
         )
     return [share, *spreads]
@@ -228,7 +228,7 @@ def _crossings(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         rows.append(
             experiment.Row.cost(
                 "Figure 6(c)",
-                f"{policy} beside local caches at {heavy}",
+                f"{policy} against local caches at {heavy}",
                 said,
                 ours,
                 "s",
@@ -263,16 +263,15 @@ GRID = experiment.Experiment(
     title="Figures 6 and 7: boot time beside traffic of other programs",
     paper_has=(
         "160 guests, five on each of 32 hosts on one switch of 1 Gbit/s, boot at once from five "
-        "images of 4 GB, chosen at random. Hosts send and receive 0 to 100 MB/s besides, at CVs of "
-        "0 to 1.2. Its boots take 20 s and more where nothing else goes on."
+        "images of 4 GB, chosen at random. Hosts also send and receive 0 to 100 MB/s of other "
+        "traffic, at CVs of 0 to 1.2. Boots take 20 s and more without other traffic."
     ),
     here=(
         "The same in the simulator: the product's own rules in virtual time, one traffic matrix "
-        "for all four ways. A boot is 976 chunks of 64 KiB, and 14 s in which the guest computes "
-        "(a Debian guest that was measured). Local caches have room for all, where the paper's "
+        "for all four ways. A boot is 976 chunks of 64 KiB, and 14 s of computing (as measured "
+        "with a Debian guest). Local caches are large enough for all chunks, where the paper's "
         "have half an image, and every guest boots. The traffic is of one seed, at 70 MB/s and CV "
-        "1.2 of three. 'bound' is each host by itself, with a storage that "
-        "is near and that nobody shares."
+        "1.2 of three. 'bound' is each host alone, with a near storage of its own."
     ),
     cases=_grid,
     rows=_rows_of_grid,
@@ -315,7 +314,7 @@ def _think_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 goal=None if think_s == boot_traces.THINK_S else 2.6,
                 because=""
                 if most is None
-                else f"each host alone takes {bound:.1f} s, so {most:.2f} is the most there is",
+                else f"each host alone takes {bound:.1f} s, so {most:.2f} is the upper bound",
             )
         )
     return rows
@@ -323,10 +322,10 @@ def _think_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 THINK = experiment.Experiment(
     key="S4-think",
-    title="The 2.6, for guests that compute more and less",
+    title="The 2.6 for guests with more and less computing",
     paper_has=(
-        "One kind of guest. How much of its boot is its own it does not say; the shortest boots of "
-        "figure 6 are the most that it can be."
+        "One kind of guest. The paper does not state the guest's own share of a boot; the "
+        "shortest boots of figure 6 are its upper bound."
     ),
     here="70 MB/s and CV 1.2, the same reads, with less and more time between them.",
     cases=_think_cases,
@@ -357,7 +356,7 @@ def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         rows.append(
             experiment.Row.cost(
                 "Figure 8",
-                f"what 192 guests take longer than 32, CV {cv}",
+                f"additional time of 192 guests over 32, CV {cv}",
                 "acstor's line is less steep" if cv > paper_figures.CVS[0] else "nearly alike",
                 ours,
                 "s",

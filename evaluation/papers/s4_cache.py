@@ -100,8 +100,8 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         rows += [
             experiment.Row.over(
                 "3.3.2",
-                f"{policy}: share of reads that hit; {kind}, room for {share:.0%} of what boots "
-                f"read",
+                f"{policy}: hit ratio of reads; {kind}, cache of {share:.0%} of the data that "
+                "boots read",
                 "no number",
                 hits,
                 "",
@@ -132,15 +132,15 @@ CACHE = experiment.Experiment(
     key="S4-cache",
     title="3.3.2: FIFO, LRU and LFU over the traces of boots",
     paper_has=(
-        "The public cache can make room by FIFO, LRU or LFU; its local caches have FIFO and half "
-        "of an image. No hit ratios."
+        "The public cache can evict by FIFO, LRU or LFU; local caches use FIFO and have half the "
+        "size of an image. No hit ratios."
     ),
     here=(
-        "The agent's own cache (``acstor_agent/core/cache``), fed with the reads of one host on "
-        "which five guests at once boot, 40 times, from five images that are chosen at random; "
-        "30 % of their chunks are in all images. It has room for a quarter or a half of what they "
-        "read. In the second half a program beside them reads as much, each chunk once. Classes "
-        "(what a home or a boot image keeps) are left out."
+        "The agent's own cache (``acstor_agent/core/cache``), with the reads of one host on which "
+        "five guests at once boot, 40 times, from five random images; 30 % of their chunks are in "
+        "all images. Its size is a quarter or a half of the data that they read. In the second "
+        "half a program beside them reads as much, each chunk once. Classes (chunks kept by a "
+        "home or for a boot image) are left out."
     ),
     cases=_cases,
     rows=_rows,

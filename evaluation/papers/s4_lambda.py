@@ -31,7 +31,7 @@ def _factor_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             experiment.Row.cost(
                 "Table 1",
                 f"slowest / fastest boot, over lambda from 1 to 3, {panel}"
-                + ("" if moved or not times_s else " (no host is overloaded: nothing moves)"),
+                + ("" if moved or not times_s else " (no host is overloaded: no v-node moves)"),
                 said,
                 most,
                 "s",
@@ -51,10 +51,11 @@ FACTOR = experiment.Experiment(
         "1.67, 1.8, 2.2, 2.6 and 3, at 20 MB/s and CV 0.8."
     ),
     here=(
-        "Equation 1 as it is printed, where lambda says how many v-nodes there are (at least 1 and "
-        "at most 1,000 a host; traffic counts as a tenth of the link at least). In the paper's "
-        "traffic no host is overloaded, so its own rule moves nothing; so it is run at 70 MB/s "
-        "and CV 1.2, too. The service keeps the sum of all v-nodes instead, and has no lambda."
+        "Equation 1 as printed, where lambda determines the number of v-nodes (at least 1 and at "
+        "most 1,000 a host; traffic counts as at least a tenth of the link). In the paper's "
+        "traffic no host is overloaded, so its own rule moves no v-node; so it is also run at 70 "
+        "MB/s and CV 1.2. The service keeps the sum of all v-nodes constant instead, and has no "
+        "lambda."
     ),
     cases=_factors,
     rows=_factor_rows,

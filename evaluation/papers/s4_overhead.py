@@ -57,14 +57,15 @@ def _table_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     found = outcomes[TABLE]
     size_mb = found["map_mb"]
     wider = (
-        "a content's name has 256 bits (BLAKE3) here, for chunks of others are believed by it, and "
-        "128 (MD5) there; object ids are not kept, a chunk's number is its place; an index by "
-        "content, 8 bytes a chunk, spares each host to sort the chunks when it attaches the image"
+        "a content's name has 256 bits (BLAKE3) here, as it authenticates chunks from other "
+        "hosts, and 128 (MD5) there; object ids are not stored, as a chunk's number is its "
+        "position; an index by content, 8 bytes a chunk, saves each host sorting the chunks when "
+        "it attaches the image"
     )
     return [
         experiment.Row(
             "5.7",
-            f"look-ups of a boot of a 4 GB image; here all {found['chunks']:,} chunks of it once",
+            f"lookups of a boot of a 4 GB image; here all of its {found['chunks']:,} chunks once",
             "569.4 ms",
             min(found["lookups_ms"]),
             "ms",
@@ -83,7 +84,7 @@ def _table_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         ),
         experiment.Row(
             "5.7",
-            "what is sent to 31 hosts when an image is registered",
+            "data sent to 31 hosts when an image is registered",
             "46.5 MB",
             0.0,
             "MB",
@@ -92,7 +93,7 @@ def _table_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         ),
         experiment.Row(
             "5.7",
-            "what 31 hosts have read of the table when each has had a guest",
+            "data of the table that 31 hosts have read after each has had a guest",
             "46.5 MB",
             OTHERS * size_mb,
             "MB",
@@ -102,7 +103,7 @@ def _table_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         ),
         experiment.Row(
             "5.7",
-            "checking the table when a host's first guest attaches the image",
+            "verification of the table when a host's first guest attaches the image",
             "no number",
             found["load_ms"],
             "ms",
@@ -112,13 +113,13 @@ def _table_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 TABLES = experiment.Experiment(
     key="S4-table-cost",
-    title="5.7: look-ups and size of the object-to-content table",
+    title="5.7: lookups and size of the object-to-content table",
     paper_has=(
-        "For a boot of a 4 GB image in chunks of 64 KiB: look-ups take 569.4 ms, the table has "
-        "1.5 MB on each host, and 46.5 MB go to the other 31 hosts when an image is registered."
+        "For a boot of a 4 GB image in chunks of 64 KiB: lookups take 569.4 ms, the table has 1.5 "
+        "MB on each host, and 46.5 MB are sent to the other 31 hosts when an image is registered."
     ),
     here=(
-        "The chunk map of such an image, all contents different, looked up in random order by the "
+        "The chunk map of such an image, with distinct contents, looked up in random order by the "
         "agent's own code in one thread, the best of five turns. Nothing is sent when an image is "
         "registered: a host reads the map when its first guest attaches the image."
     ),
@@ -162,7 +163,7 @@ def _misses(
     return [
         experiment.Row(
             "5.7",
-            f"{policy}: misses that the remap made, of all chunks that crossed the network "
+            f"{policy}: misses due to the remap, of all chunks that crossed the network "
             f"({whole - before} of {whole:,})",
             "higher than without a remap, then 0",
             (whole - before) / whole,
@@ -170,7 +171,7 @@ def _misses(
         ),
         experiment.Row(
             "5.7",
-            f"{policy}: chunks that the storage gave after the remap",
+            f"{policy}: chunks read from the storage after the remap",
             "each miss (5.7)",
             float(moved["storage"]),
             "chunks",
@@ -188,7 +189,7 @@ def _gains(
         experiment.Row.cost(
             "5.7",
             f"{policy}: boot time of the second half of the guests, after the remap",
-            "better, in spite of misses",
+            "better, despite misses",
             ours["boot_s"],
             "s",
             theirs["boot_s"],
@@ -197,7 +198,7 @@ def _gains(
         ),
         experiment.Row.cost(
             "5.7",
-            f"{policy}: what left the {ours['busy_hosts']} busy hosts for them",
+            f"{policy}: data sent by the {ours['busy_hosts']} busy hosts for these guests",
             "no number",
             ours["busy_mb"],
             "MB",
@@ -209,18 +210,18 @@ def _gains(
 
 REMAPS = experiment.Experiment(
     key="S4-remap-cost",
-    title="5.7: misses after a remap, and who serves them",
+    title="5.7: misses after a remap, and their sources",
     paper_has=(
-        "A remap sends requests to hosts that may not have the chunk: the more images have in "
-        "common, the fewer. Without numbers."
+        "A remap sends requests to hosts that may lack the chunk: the more images have in common, "
+        "the fewer of them. No numbers."
     ),
     here=(
         "In the simulator half of 160 guests boot on an idle network, so each chunk is at its "
         "home. Then traffic of 70 MB/s and CV 1.2 begins, the service moves v-nodes after two "
-        "collections, and the other half boots. A home that misses a chunk fetches it, which is "
-        "one way more for it on the network. It asks the former home, but not one that has few "
-        "v-nodes because it is busy: so here the storage gives most of them. 'paper' has S4's "
-        "rules and homes alone; 'acstor-still' is acstor with the option that moves nothing."
+        "collections, and the other half boots. A home that misses a chunk fetches it, so the "
+        "chunk crosses the network once more. It asks the former home, but not one that has few "
+        "v-nodes because it is busy: so most of them are read from the storage here. 'paper' has "
+        "S4's rules and homes alone; 'acstor-still' is acstor without remapping."
     ),
     cases=_remap_cases,
     rows=_remap_rows,

@@ -73,7 +73,8 @@ def _bars(
 EXPERIMENTS: tuple[experiment.Experiment, ...] = (
     experiment.Experiment(
         key="S4-real-traffic",
-        title="Figures 6(b), 7 and 10 at CV 1.2, on real agents: all read beside uneven traffic",
+        title="Figures 6(b), 7 and 10 at CV 1.2, on real agents: all hosts read under uneven "
+        "traffic",
         paper_has=(
             "32 hosts with 5 guests each boot from 5 images of 4 GB, links of 1 Gbit/s, other "
             "traffic with a mean of 70 MB/s (56 % of a link) and a CV of 1.2 over the hosts: the "
@@ -82,19 +83,18 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
         here=(
             f"{traffic.HOSTS} hosts with real agents in network namespaces, on links of "
             f"{remap.p7_remap.LINK_MBIT} Mbit/s, with a real broker and decision service. UDP "
-            "flows give the hosts the same mean and CV: two carry 91 % of a link each way, as "
-            "seven of 32 would, the others 10 %. All read one region of "
-            f"{traffic.REGION_BYTES >> 20} MiB at once, "
-            "once the v-nodes have moved: what a boot reads, without the guest, so nothing but "
-            "the network is in the times and ratios are larger than those of whole boots. "
-            "*Collaborative* and *the paper's acstor* are agents that do no more than the "
-            "paper's: they ask homes, whatever that takes, and nobody else "
-            "(``no-advertisements``, ``no-referrals``, ``no-hedges``, ``no-source-first``); the "
-            "paper's acstor finds chunks by OID and CID (``by-oid``), keeps what it is the home "
-            "of (``homes-keep``) and remaps. A busy and an idle host also download the region "
-            "from the source, beside the same traffic, while no other host reads: the mean over "
-            "the hosts is the least that any exchange could reach. The quick run has "
-            f"{traffic.QUICK_HOSTS} hosts, two of them busy with 86 % of a link each way, and "
+            "flows give the hosts the same mean and CV: two hosts have 91 % of a link in use each "
+            "way, as seven of 32 would, the others 10 %. All hosts read one region of "
+            f"{traffic.REGION_BYTES >> 20} MiB at once, after the v-nodes have moved: the reads of "
+            "a boot, without the guest, so the times contain only the network and the ratios are "
+            "larger than those of whole boots. *Collaborative* and *the paper's acstor* are "
+            "agents with the paper's rules only: they ask homes, whatever the cost, and no other "
+            "hosts (``no-advertisements``, ``no-referrals``, ``no-hedges``, ``no-source-first``); "
+            "the paper's acstor finds chunks by OID and CID (``by-oid``), keeps the chunks whose "
+            "home it is (``homes-keep``) and remaps. A busy and an idle host also download the "
+            "region from the source, under the same traffic, while no other host reads: the mean "
+            "over the hosts is the lower bound of any exchange. The quick run has "
+            f"{traffic.QUICK_HOSTS} hosts, two of them with 86 % of a link in use each way, and "
             f"{traffic.QUICK_REGION_BYTES >> 20} MiB, so the gain is smaller."
         ),
         cases=_traffic_cases,
@@ -110,21 +110,21 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
         key="S4-real-remap",
         title="5.7, 3.4.3 and 3.7.2: a remap with warm caches, on real agents",
         paper_has=(
-            "It says that remapping makes misses, more than 64 KB each, that the more the images "
-            "have in common the more of them the OTC table avoids, and that it pays all the same. "
-            "It has no numbers of it."
+            "The paper states that remapping causes misses of more than 64 KB each, that the OTC "
+            "table avoids more of them the more the images have in common, and that remapping is "
+            "still worthwhile. No numbers."
         ),
         here=(
             f"{remap.HOSTS} hosts on links of {remap.LINK_MBIT} Mbit/s; {remap.IMAGES} images of "
-            f"{remap.COMMON_CHUNKS + remap.OWN_CHUNKS} chunks (64 KiB) each, "
-            f"{remap.COMMON_CHUNKS} of which all have, at other offsets. All hosts read all "
-            "images, so that the homes have all chunks; then traffic makes two hosts busy (86 % of "
-            "a link each way), v-nodes move, and the six idle hosts read all images again, past "
-            "their page caches. Hosts keep to the paper's rules (homes alone are asked, and homes "
-            "alone keep chunks) with three ways to find a chunk: an OID alone (``by-place``), the "
-            "paper's OID and CID (``by-oid``), and acstor's own, whose homes follow from the "
-            "content. At the end the decision service is killed. What the tables *foresee* is "
-            "what by them alone the new homes lack."
+            f"{remap.COMMON_CHUNKS + remap.OWN_CHUNKS} chunks (64 KiB) each, {remap.COMMON_CHUNKS} "
+            "of which are in all of them, at other offsets. All hosts read all images, so that "
+            "the homes have all chunks; then traffic makes two hosts busy (86 % of a link each "
+            "way), v-nodes move, and the six idle hosts read all images again, uncached by the "
+            "kernel. Hosts follow the paper's rules (only homes are asked, and only homes keep "
+            "chunks) with three ways to find a chunk: an OID alone (``by-place``), the paper's "
+            "OID and CID (``by-oid``), and acstor's own, where the content determines the homes. "
+            "At the end the decision service is killed. The number that the tables *foresee* is "
+            "that of chunks which the new homes lack by the tables alone."
         ),
         cases=_paper_remaps,
         rows=rows.remap_rows,
@@ -137,14 +137,14 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
     experiment.Experiment(
         key="S4-real-policies",
         title="3.3.2: three cache policies on a real agent",
-        paper_has="It names FIFO, LRU and LFU for the public cache, and has no numbers of them.",
+        paper_has="The paper names FIFO, LRU and LFU for the public cache, without numbers.",
         here=(
-            f"One agent with a cache of {cache.CACHE_BYTES / (1 << 20):g} MiB; the "
-            f"{remap.IMAGES} images of 5.7, whose contents take a fifth more, are read whole "
-            f"{cache.VISITS} times, by Zipf's law, in reads of a chunk past the page cache. The "
-            "book-keeping that simulations use plays the same order of reads; it knows no time, "
-            "while in an agent a read that waits for the disk is two uses, and what is being read "
-            "or written cannot make room."
+            f"One agent with a cache of {cache.CACHE_BYTES / (1 << 20):g} MiB; the {remap.IMAGES} "
+            f"images of 5.7, whose contents are a fifth larger, are read completely {cache.VISITS} "
+            "times, by Zipf's law, in reads of a chunk, uncached by the kernel. The core that the "
+            "simulations use processes the same sequence of reads; it has no time, while in an "
+            "agent a read that waits for the disk counts as two uses, and chunks that are being "
+            "read or written cannot be evicted."
         ),
         cases=_policy_cases,
         rows=rows.policy_rows,
@@ -152,12 +152,12 @@ EXPERIMENTS: tuple[experiment.Experiment, ...] = (
     ),
     experiment.Experiment(
         key="S4-real-beyond",
-        title="A remap with warm caches where hosts keep what they read, and tell each other",
+        title="A remap with warm caches where hosts keep and advertise what they read",
         paper_has="",
         here=(
-            "The same as for 5.7, with agents as they are by default: a host keeps what it read, "
-            "tells its neighbours, and names others when it is busy. Half of the hosts read at "
-            "first, and idle ones of the other half after the remap."
+            "The same as for 5.7, with agents in their defaults: a host keeps what it has read, "
+            "advertises it to its neighbours, and refers to other hosts when it is busy. Half of "
+            "the hosts read at first, and the idle ones of the other half after the remap."
         ),
         cases=_beyond_remaps,
         rows=rows.beyond_rows,

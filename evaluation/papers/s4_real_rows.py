@@ -14,13 +14,13 @@ BY_OID, BY_PLACE, BY_CONTENT = "by OID", "by place", "by content"
 NO_REMAP = "by OID, no remap"
 GAIN = 2.6
 WHY_BY_CHANCE = (
-    "a content has as many homes as images have it, so the new home of one of its names has it "
-    "only by chance: here two thirds of the contents have three other names, among eight hosts. "
-    "By content all its names move together, and one miss serves them all."
+    "a content has as many homes as there are images with it, so the new home of one of its names "
+    "has it only by chance: here two thirds of the contents have three other names, among eight "
+    "hosts. By content all its names move together, and one miss serves them all."
 )
 WHY_FIRST = (
-    "of a content that moved the first question is a miss, and no other: so what is avoided "
-    "follows from how many names a content has, which is two here in the mean."
+    "only the first request for a content that moved is a miss: so the avoided share follows from "
+    "the number of names of a content, two here on average."
 )
 MOST = 0.5
 """From this share on, "most" of something is avoided."""
@@ -43,7 +43,7 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
         _against(collaborative, acstor, "acstor", goal=GAIN, because=_why_no_more(most, acstor)),
         Row(
             "5.4.2",
-            "the most that any exchange could gain: collaborative / each host alone from the "
+            "upper bound of the gain of any exchange: collaborative / each host alone from the "
             "source",
             "no number",
             bound_s,
@@ -54,7 +54,7 @@ def traffic_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
         ),
         Row.cost(
             "5.4.2",
-            "acstor / each host alone from the source, beside the same traffic",
+            "acstor / each host alone from the source, under the same traffic",
             "no number",
             acstor["mean_s"],
             "s",
@@ -77,9 +77,9 @@ def _why_no_more(most: float, acstor: Mapping[str, Any]) -> str:
     """Return the limit of the gain, measured in the same run, in words."""
     share = acstor["mean_s"] / acstor["limit_s"]
     return (
-        f"{most:.2f} is the most that this run allows: a busy host's own download has only what "
-        f"traffic leaves of its link, whoever gives, and counts in the mean. acstor took "
-        f"{share:.2f} times as long as that bound."
+        f"{most:.2f} is the upper bound of this run: a busy host's own download has only the "
+        "capacity that traffic leaves of its link, whatever the sender, and counts in the mean. "
+        f"acstor took {share:.2f} times as long as that bound."
     )
 
 
@@ -163,8 +163,8 @@ def _avoided(
     """Return the gain by another OID with the same CID, which is a hit."""
     return Row(
         "3.4.3",
-        f"share of the names that moved that made no miss, since the new home has their content "
-        f"from other images: {name}",
+        "share of the moved names without a miss, since the new home has their content from other "
+        f"images: {name}",
         '"most of cache misses"',
         _no_miss(one),
         "",
@@ -183,7 +183,7 @@ def _uplinks(part: str, name: str, one: Mapping[str, Any]) -> Row:
     before, after = one["first"], one["second"]
     return Row.cost(
         part,
-        f"chunks that the two busy hosts gave, of all that hosts gave each other: {name}",
+        f"chunks sent by the two busy hosts, of all chunks sent between hosts: {name}",
         "no number",
         100 * after["busy_share"],
         "%",
@@ -208,7 +208,7 @@ def _without_service(part: str, one: Mapping[str, Any]) -> Row:
     after, before = one["without service"], one["again"]
     return Row(
         part,
-        "the decision service is killed, and hosts read an image again beside the same traffic: "
+        "the decision service is killed, and hosts read an image again under the same traffic: "
         "mean time; no read failed",
         '"ACStor still can work"',
         after["mean_s"],
@@ -241,12 +241,12 @@ def beyond_rows(outcomes: experiment.Outcomes) -> Sequence[Row]:
         return []
     second = one["second"]
     what = (
-        f"misses after the remap: {one['moved']} of {one['names']} names moved; homes gave "
-        f"{second['fetched_chunks']['home']} chunks, holders "
+        f"misses after the remap: {one['moved']} of {one['names']} names moved; homes sent "
+        f"{second['fetched_chunks']['home']} chunks, other holders "
         f"{second['fetched_chunks']['peer']}; readers themselves read "
-        f"{second['fetched_chunks']['source']}, as homes or since the source was quicker"
+        f"{second['fetched_chunks']['source']} from the source, as homes or since it was faster"
     )
     return [
-        _misses_over_moved("3.4.3", what, "no such thing", one),
+        _misses_over_moved("3.4.3", what, "no such experiment", one),
         _uplinks("5.7", "acstor", one),
     ]

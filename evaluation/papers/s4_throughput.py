@@ -35,7 +35,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows.append(
         experiment.Row(
             "Figure 9(b)",
-            "what acstor gains with the web server / with the proxy, 70 MB/s, CV 1.2",
+            "acstor's gain with the web server / with the proxy, 70 MB/s, CV 1.2",
             "more than 1",
             gains[0],
             "times",
@@ -54,7 +54,7 @@ def _gain_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row:
     ours, theirs = (_mb_s(outcomes, workload, HEAVY, policy) for policy in (ACSTOR, COLLABORATIVE))
     return experiment.Row.over(
         "Figure 9(a)" if workload == SERVER else "Figure 9(b)",
-        f"{workload}: what all guests read and write, 70 MB/s, CV 1.2",
+        f"{workload}: throughput of all guests, 70 MB/s, CV 1.2",
         "clearly more (drawn)",
         ours,
         "MB/s",
@@ -68,7 +68,7 @@ def _video_row(outcomes: experiment.Outcomes, policy: str) -> experiment.Row:
     heavy, even = (_mb_s(outcomes, VIDEO, x, policy) for x in (HEAVY, EVEN))
     return experiment.Row.over(
         "Figure 9(c)",
-        f"video server, {policy}: 70 MB/s and CV 1.2 beside 40 MB/s and CV 0.4",
+        f"video server, {policy}: 70 MB/s and CV 1.2 against 40 MB/s and CV 0.4",
         "almost no effect",
         heavy,
         "MB/s",
@@ -76,8 +76,8 @@ def _video_row(outcomes: experiment.Outcomes, policy: str) -> experiment.Row:
         "even traffic",
         goal=1.0,
         because="a quarter of its bytes are first reads of the image here, and a guest that waits "
-        "for them writes nothing meanwhile; the paper does not say how many of its reads leave "
-        "the host",
+        "for them writes nothing meanwhile; the paper does not state how many of its reads "
+        "leave the host",
     )
 
 
@@ -85,7 +85,7 @@ def _storage_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row
     ours, none = (_mb_s(outcomes, workload, HEAVY, policy) for policy in (ACSTOR, "none"))
     return experiment.Row.over(
         "Figure 9",
-        f"{workload}: acstor beside no cache, 70 MB/s, CV 1.2",
+        f"{workload}: acstor against no cache, 70 MB/s, CV 1.2",
         "2 to 8 times (abstract, of all approaches)",
         ours,
         "MB/s",
@@ -97,20 +97,19 @@ def _storage_row(outcomes: experiment.Outcomes, workload: str) -> experiment.Row
 
 THROUGHPUT = experiment.Experiment(
     key="S4-figure-9",
-    title="Figure 9: web server, web proxy and video server beside traffic",
+    title="Figure 9: web server, web proxy and video server under traffic",
     paper_has=(
-        "The sum over all guests of what Filebench's web server, web proxy and video server read "
-        "and write, at 40, 70 and 100 MB/s and CVs of 0.4, 0.8 and 1.2; drawn, without numbers. "
-        "It says of the first that it reads much at a steady rate, of the second that its reads "
-        "are small and their rate is not steady, of the third that it writes much."
+        "The throughput of all guests with Filebench's web server, web proxy and video server, at "
+        "40, 70 and 100 MB/s and CVs of 0.4, 0.8 and 1.2; drawn, without numbers. The paper "
+        "states that the first reads much at a steady rate, that the second has small reads at an "
+        "unsteady rate, and that the third writes much."
     ),
     here=(
-        "Reads of like shape in the simulator, 480 chunks a guest of a data set of 960 in its "
-        "image (``acstor_simulator/model/workloads.py``): files of 512 KiB in a steady pace and a "
-        "log; "
+        "Similar reads in the simulator, 480 chunks a guest of a data set of 960 in its image "
+        "(``acstor_simulator/model/workloads.py``): files of 512 KiB at a steady rate and a log; "
         "reads of 16 KiB in bursts; files of 4 MiB, as much written as read and half of the reads "
-        "of what was written. What stays on the host has 50 MB/s for each guest. A chunk that came "
-        "stays on the host here, where the paper's comes anew each time."
+        "of written data. I/O within the host has 50 MB/s for each guest. A fetched chunk stays "
+        "on the host here, where the paper fetches it again each time."
     ),
     cases=_cases,
     rows=_rows,

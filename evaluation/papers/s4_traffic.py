@@ -55,7 +55,7 @@ def _pair_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     return [
         experiment.Row(
             "Figure 1(a)",
-            "of all traffic, the share of the busiest twentieth of the pairs of hosts",
+            "share of all traffic of the busiest twentieth of the pairs of hosts",
             "no number",
             busiest,
         )
@@ -72,14 +72,14 @@ def _draw_pairs(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
 
 PAIRS = experiment.Experiment(
     key="S4-figure-1a",
-    title="Figure 1(a): who sends to whom",
+    title="Figure 1(a): traffic between pairs of hosts",
     paper_has=(
         "The traffic between virtual machines of a data centre as grey levels, of Meng et al. "
         "2010: few pairs have most of it."
     ),
     here=(
-        "No such trace is public. This is the traffic that is made for all runs on this page: "
-        "loads of 32 hosts from a gamma distribution, moved to the mean and the CV (70 MB/s, 1.2), "
+        "No such trace is public. This is the traffic generated for all runs on this page: loads "
+        "of 32 hosts from a gamma distribution, adjusted to the mean and the CV (70 MB/s, 1.2), "
         "and eight partners each, chosen in proportion to their loads."
     ),
     cases=_pair_cases,
@@ -120,7 +120,7 @@ def _rows_of_10(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 theirs,
                 COLLABORATIVE,
                 goal=REDUCED,
-                because="no host is overloaded, so nothing moves",
+                because="no host is overloaded, so no v-node moves",
                 is_headline=cv == max(paper_figures.CVS),
             )
         )
@@ -134,7 +134,7 @@ def _rows_of_1(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         rows.append(
             experiment.Row.over(
                 "Figure 1(b)",
-                f"CV with {COLLABORATIVE} while guests boot beside that before, CV {cv}",
+                f"CV with {COLLABORATIVE} while guests boot over that before, CV {cv}",
                 "much higher" if cv < max(paper_figures.CVS) else "may not be affected a lot (5.6)",
                 booting,
                 "",
@@ -162,7 +162,7 @@ def _rows_of_swing(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     return [
         experiment.Row.cost(
             "Figure 10",
-            "how far the CV swings within these 20 s, at most",
+            "largest range of the CV within these 20 s",
             "more with ACStor",
             ours,
             "",
@@ -174,16 +174,16 @@ def _rows_of_swing(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 CVS = experiment.Experiment(
     key="S4-figures-1b-10",
-    title="Figures 1(b) and 10: how uneven all traffic is while guests boot",
+    title="Figures 1(b) and 10: CV of all traffic while guests boot",
     paper_has=(
         "The CV over the hosts of all traffic, chunks included, while 160 guests boot; extra "
         "traffic of CV 0.4, 0.8 and 1.2. Guests begin 30 s after monitoring does."
     ),
     here=(
         "The same in the simulator at 70 MB/s, in collections of 5 s; guests begin 15 s after "
-        "monitoring does, so the first ring that follows the traffic is there when they do. Homes "
-        "are spread evenly over the hosts, so what chunks add makes all traffic more even than it "
-        "was before, with homes that stay, too; the paper's gets less even at CV 0.4 and 0.8."
+        "monitoring does, when the first ring that follows the traffic is in use. Homes are "
+        "spread evenly over the hosts, so chunks make all traffic more even than before, also "
+        "with homes that do not move; in the paper it becomes less even at CV 0.4 and 0.8."
     ),
     cases=_cases,
     rows=_rows,

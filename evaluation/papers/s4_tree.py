@@ -69,7 +69,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     order = experiment.Row(
         "Figure 11",
         f"of {len(runs)} runs, the share in the paper's order: no cache slowest, local cache, "
-        "collaborative cache, acstor fastest (a tie is one of 0.1 %)",
+        "collaborative cache, acstor fastest (times within 0.1 % are a tie)",
         "drawn: all",
         1 - len(wrong) / len(runs),
         goal=1.0,
@@ -190,12 +190,12 @@ LARGE_TREE = experiment.Experiment(
     paper_has="The platform of 256 hosts; its figure shows 128 of them.",
     here=(
         "``acstor-simulate compare`` with its defaults: a guest a host, 20 MB/s at CV 0.8, eight "
-        "partners anywhere. Beside the paper's four: acstor with the loads of switches, acstor "
-        "whose v-nodes stay, S4's rules as they are printed ('paper'), Nova's copy of the whole "
-        "image ('nova'), and acstor with boot images, without other hosts ('alone') and with them "
-        "('today': all that is on by default). No host is overloaded here, so no v-node moves; the "
-        "ways out of five of the 32 racks are more than 80 % full, and Algorithm 2 wants more than "
-        "half of them, so S4's rules ask hosts anywhere."
+        "partners anywhere. In addition to the paper's four policies: acstor with the loads of "
+        "switches, acstor without remapping, S4's rules as printed ('paper'), Nova's copy of the "
+        "whole image ('nova'), and acstor with boot images, without other hosts ('alone') and "
+        "with them ('today': the defaults). No host is overloaded here, so no v-node moves; the "
+        "uplinks of five of the 32 racks are more than 80 % full, and Algorithm 2 requires more "
+        "than half of them, so S4's rules ask hosts anywhere."
     ),
     cases=_large_cases,
     rows=_large_rows,
@@ -259,13 +259,13 @@ def _rule_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 RULES = experiment.Experiment(
     key="S4-rules",
-    title="Groups of racks, and shares of places",
+    title="Groups of racks, and shares of locations",
     paper_has="",
     here=(
-        "128 hosts of the tree. S4's rules as they are printed (Equation 1 with lambda, Algorithms "
-        "1 and 2, homes alone) beside acstor: each rack is a group whose home asks those of the "
-        "whole cloud, racks behind full links are asked for less, homes refer to those who have a "
-        "chunk, and what a neighbour has is fetched ahead. And beside acstor with boot images."
+        "128 hosts of the tree. S4's rules as printed (Equation 1 with lambda, Algorithms 1 and "
+        "2, homes alone) against acstor: each rack is a group whose home asks those of the whole "
+        "cloud, racks behind full links get fewer requests, homes refer to hosts that have a "
+        "chunk, and hosts prefetch what a neighbour has. Also against acstor with boot images."
     ),
     cases=_rule_cases,
     rows=_rule_rows,
@@ -295,7 +295,7 @@ def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         rows.append(
             experiment.Row.cost(
                 "beyond",
-                f"1,024 hosts: acstor beside {policy}",
+                f"1,024 hosts: acstor against {policy}",
                 "",
                 ours,
                 "s",
@@ -308,7 +308,7 @@ def _huge_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows.append(
         experiment.Row.cost(
             "beyond",
-            "1,024 hosts: what leaves the storage with acstor",
+            "1,024 hosts: data read from the storage with acstor",
             "",
             read,
             "MB",

@@ -89,7 +89,7 @@ def read(file: pathlib.Path) -> Kept:
         found = json.loads(file.read_text())
         return Kept(experiment.Scale(found["scale"]), dict(found["cases"]), int(found["turns"]))
     except (KeyError, TypeError, ValueError) as e:
-        raise NoResult(f"{file} is no result of an experiment ({e}). Remove it.") from e
+        raise NoResult(f"{file} is not a result of an experiment ({e}). Remove it.") from e
 
 
 def save(folder: pathlib.Path, key: str, kept: Kept) -> None:

@@ -42,7 +42,9 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=360.0, help="length (default: 360)")
     parser.add_argument("--hosts", type=int, default=4, help="compute hosts (default: 4)")
-    parser.add_argument("--seed", type=int, default=1, help="of the choice of actions (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the choice of actions (default: 1)"
+    )
     parser.add_argument(
         "--results",
         metavar="DIR",

@@ -61,7 +61,7 @@ class Cloud(NamedTuple):
 
     def wait_unproven(self, address: str) -> None:
         """Wait until nobody has proven to be at an address."""
-        said = f"no agent proves who it is at {address.replace(':', ' port ')}"
+        said = f"no agent authenticates at {address.replace(':', ' port ')}"
         runs.wait_for(
             lambda: said in self.instance.log(), WAIT_S, f"{address} refused", self.instance.log
         )

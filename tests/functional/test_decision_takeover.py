@@ -60,7 +60,7 @@ def test_standby_leads_within_two_collections(service, tmp_path, request):
     with one:
         runs.wait_for(one.leads, START_S, "a leader", one.log)
         with two:
-            runs.wait_for(lambda: " serves\n" in two.log(), START_S, "the other", two.log)
+            runs.wait_for(lambda: " is ready\n" in two.log(), START_S, "the other", two.log)
             time.sleep(2 * COLLECTION_S)
             assert not two.leads()
             one.kill()

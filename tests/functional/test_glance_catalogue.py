@@ -173,7 +173,7 @@ def test_check_counts_all_images_by_the_reason_they_are_not_served(
     uploads.manage(options, "prepare", differs, status=3)
     failed = uploads.counted(options, PAGES)["failed"]
     assert failed["examples"] == [differs]
-    assert "does not have the sha512" in failed["message"]
+    assert "the sha512 of its data differs" in failed["message"]
 
 
 def test_count_shows_progress_and_reports_an_unreachable_glance(

@@ -211,7 +211,7 @@ def test_target_image_in_another_state_or_format_is_refused(sender):
     stream = disk.stream(base)
     assert "status is active, not queued" in said(sender.send(base, stream, "raw"), 409)
     raw = sender.queued("raw")
-    assert "format is raw, and qcow2 is asked for" in said(sender.send(raw, stream), 409)
+    assert "format is raw, and qcow2 is requested" in said(sender.send(raw, stream), 409)
     ovf = sender.queued(container_format="ovf")
     assert "format is not set" in said(sender.send(ovf, stream), 409)
     none = sender.queued(disk_format=None, container_format=None)
@@ -247,7 +247,7 @@ def test_delta_of_another_base_is_refused_by_its_hash(sender):
 
 def test_invalid_request_is_refused(sender):
     image_id, stream = sender.queued(), a_disk().stream(sender.place.upload("fs"))
-    assert "give format=" in said(sender.send(image_id, stream, "vmdk"), 400)
+    assert "set format=" in said(sender.send(image_id, stream, "vmdk"), 400)
     assert "Content-Length" in said(sender.send(image_id, iter([stream])), 411)
     assert "not a disk delta" in said(sender.send(image_id, b"x" * 500), 400)
     assert "the body ended" in said(sender.send(image_id, b""), 400)

@@ -154,7 +154,7 @@ def test_silent_client_times_out(sender, base):
         changed_disks.rest_of(link)
         assert time.monotonic() - began_s < STILL_S + 15
     check_not_whole(sender, image_id)
-    assert f"no data of the delta came for {STILL_S:g} s" in sender.gateway.log()
+    assert f"no data of the delta arrived for {STILL_S:g} s" in sender.gateway.log()
 
 
 def test_client_that_trickles_bytes_times_out(sender, base):
@@ -187,7 +187,7 @@ def test_altered_delta_leaves_no_image(sender, base):
 def test_body_of_another_length_is_refused_before_it_is_read(sender, base, more):
     image_id, stream = sender.queued("raw"), DISK.stream(base)
     body = stream[:more] if more < 0 else stream + bytes(more)
-    assert "not what its header says" in said(sender.send(image_id, body, "raw"), 400)
+    assert "does not match its header" in said(sender.send(image_id, body, "raw"), 400)
     assert sender.status(image_id) == "queued"
 
 
@@ -325,7 +325,7 @@ def test_flattens_beyond_the_limit_get_503_with_retry_after(sender, base):
                 sender.gateway.log,
             )
             busy = said(stranger.send(stranger.queued("raw"), stream, "raw"), 503)
-            assert busy == "2 flatten jobs are under way, of 2"
+            assert busy == "2 flatten jobs are in progress, of 2"
         first.sendall(stream[HALF:])
         assert '"state":"done"' in changed_disks.rest_of(first)
     assert sender.gateway.counted("flatten_jobs_limit") == 2

@@ -117,9 +117,9 @@ def test_image_in_another_format_than_declared_is_refused(
 ) -> None:
     other = "vdi" if disk_format != "vdi" else "vhdx"
     why = refused(made_of(disk, tmp_path, other), disk_format, tmp_path / "work")
-    assert why == f"its format is {other}, but Glance says {disk_format}"
+    assert why == f"its format is {other}, but {disk_format} in Glance"
     why = refused(disk, disk_format, tmp_path / "raw")
-    assert why == f"its format is raw, but Glance says {disk_format}"
+    assert why == f"its format is raw, but {disk_format} in Glance"
 
 
 @pytest.mark.parametrize("subformat", ["monolithicFlat", "twoGbMaxExtentSparse"])

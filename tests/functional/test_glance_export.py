@@ -174,7 +174,7 @@ def test_image_with_a_wrong_hash_is_not_exported_and_blocks_removals(
     stored.write_bytes(bytes(len(data)))
     [row] = uploads.manage(listener, "export", "--folder", str(folder), status=3)
     assert (row["image"], row["outcome"]) == (damaged_id, "failed")
-    assert "does not have the sha512" in row["message"]
+    assert "the sha512 of its data differs" in row["message"]
     assert names(folder) == files_of(gone_id, ".acmap", ".raw")
     stored.write_bytes(data)
     assert export(listener, folder) == {damaged_id: "exported", gone_id: "removed"}

@@ -138,7 +138,7 @@ def test_failed_image_is_retried_later(glance: uploads.Images, listen: Listen) -
     stored.write_bytes(bytes(len(data)))  # Glance's hash is of other bytes
     listener = listen()
     record = glance.wait_state(image_id, "failed")
-    assert "does not have the sha512" in record["acstor_message"]
+    assert "the sha512 of its data differs" in record["acstor_message"]
     assert record["acstor_retry"].startswith("1 2")
     assert [row["outcome"] for row in uploads.manage(listener, "prepare", image_id)] == ["waiting"]
     listener.stop()

@@ -134,7 +134,7 @@ def test_swift_that_refuses_credentials_is_named_until_it_accepts_them(place):
         place.gateway.wait_ready()
         labels = {"store": "swift", "driver": "swift", "error": "credentials"}
         words = said(place.read(image_id), 502)
-        assert words == "store swift: it refuses the credentials (Keystone does)"
+        assert words == "store swift: it refuses the credentials (Keystone)"
         assert password not in place.gateway.log()
         assert place.gateway.counted("store_errors_total", **labels) == 1
         identity.update_user(user, password=password)

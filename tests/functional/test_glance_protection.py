@@ -217,7 +217,7 @@ def test_images_not_fully_cached_on_a_host_cannot_be_deleted(
 
 
 @pytest.mark.expect_log("a user removed acstor's protection, which is not set again")
-@pytest.mark.expect_log("it is not in Glance any more, and hosts that use it lack")
+@pytest.mark.expect_log("it is no longer in Glance, and hosts that use it lack")
 def test_owner_protection_stays_and_an_owner_removal_is_respected(
     glance: uploads.Images, guarded: Callable[..., World], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,10 +247,10 @@ def test_owner_protection_stays_and_an_owner_removal_is_respected(
     assert (world.standing(declined), not_guaranteed(world)) == ("others", {})
     glance.patch(declined, "tenant", protected=False)
     glance.delete(declined)
-    assert not_guaranteed(world) == {f"image {declined}": "it is not in Glance"}
+    assert not_guaranteed(world) == {f"image {declined}": "it is no longer in "}
     world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
-    assert f"image {declined}: it is not in Glance any more" in caplog.text
+    assert f"image {declined}: it is no longer in Glance" in caplog.text
     world.tell({})
     world.make_passes(deletion_protection.RELIST_S + deletion_protection.UNNEEDED_S)
     assert world.standing(own) == "others"

@@ -93,7 +93,7 @@ def test_json_summary_is_printed(image: pathlib.Path) -> None:
         ([], "the following arguments are required: IMAGE"),
         (
             ["disk.img"],
-            "disk.img is not named <UUID>.raw or <UUID>.qcow2: give the image's id with --image-id",
+            "disk.img is not named <UUID>.raw or <UUID>.qcow2: pass the image's id with --image-id",
         ),
         (["x", "--image-id", "7"], "not an image id (a UUID is expected): '7'"),
         (["x", "--chunk-size", "63K"], "not a power of two from 16K to 4M: '63K'"),
@@ -104,7 +104,7 @@ def test_json_summary_is_printed(image: pathlib.Path) -> None:
         (["x", "--os-hash", "what:77"], "not a hash algorithm: 'what'"),
         (
             ["x", "--base", "m", "--image-id", IMAGE_ID],
-            "--base needs --scope-key-file: plain names are the same everywhere",
+            "--base needs --scope-key-file: names without a scope do not depend on it",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_invalid_arguments_are_explained(
 def test_image_with_another_hash_gets_no_map(image: pathlib.Path) -> None:
     done = run(image, "--os-hash", f"sha512:{'00' * 64}", cwd=image.parent)
     assert done.returncode == 1
-    assert "its data does not have the sha512 that Glance says" in done.stderr
+    assert "the sha512 of its data differs from that in Glance" in done.stderr
     assert not image.with_suffix(".acmap").exists()
 
 
@@ -146,9 +146,9 @@ def test_scoped_map_keys_new_chunks_and_keeps_names_of_the_base(image: pathlib.P
     ("text", "mode", "complaint"),
     [
         ("01" * 32, 0o640, "others can read this key"),
-        ("01" * 31, 0o600, "no key"),
-        ("00" * 32, 0o600, "no key"),
-        ("", 0o600, "no key"),
+        ("01" * 31, 0o600, "it has no key"),
+        ("00" * 32, 0o600, "it has no key"),
+        ("", 0o600, "it has no key"),
         (None, 0o600, "No such file"),
     ],
 )
@@ -177,7 +177,7 @@ def test_images_of_other_formats_are_refused_as_raw(tmp_path: pathlib.Path, name
     subprocess.run(["qemu-img", "create", "-q", "-f", name, image, "64M"], check=True)
     done = run(image, cwd=tmp_path)
     assert done.returncode == 1
-    assert f"its format is {name}, but Glance says raw" in done.stderr
+    assert f"its format is {name}, but raw in Glance" in done.stderr
     assert not image.with_suffix(".acmap").exists()
 
 

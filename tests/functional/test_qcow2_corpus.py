@@ -178,9 +178,9 @@ def test_image_declared_in_the_wrong_format_is_refused(tmp_path: pathlib.Path) -
     raw, image = tmp_path / "image.raw", tmp_path / "image.qcow2"
     raw.write_bytes(b"data" * 100_000)
     qcow2_corpus.qemu_img("convert", "-O", "qcow2", "-f", "raw", raw, image)
-    with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
+    with pytest.raises(errors.NotRaw, match="its format is raw, but qcow2 in Glance"):
         make_map(raw)
-    with pytest.raises(errors.NotRaw, match="its format is qcow2, but Glance says raw"):
+    with pytest.raises(errors.NotRaw, match="its format is qcow2, but raw in Glance"):
         prehash.prehash(image, tmp_path / "m", IMAGE_ID)
 
 

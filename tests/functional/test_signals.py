@@ -88,7 +88,7 @@ def test_daemon_ignores_other_signals_until_sigterm(command, tmp_path):
         if command == "holder":
             runs.wait_for((tmp_path / "state" / "holder.sock").exists, 20, "the holder", str)
         else:
-            wait_for_text(log.read_text, "serves", "listening for notifications")
+            wait_for_text(log.read_text, "is ready", "listening for notifications")
             log.rename(tmp_path / "log.1")
         send_all(process.pid)
         if command != "holder":

@@ -322,8 +322,8 @@ def test_section_refused_by_a_policy_does_not_hide_the_others(browser, store, se
     with decision_api.serve(tmp_path, services.url, OPERATOR, refused) as address:
         browser.open(f"{address}/status")
         browser.wait_for("document.querySelectorAll('#images tr').length")
-    assert "the policy acstor:traffic:peers does not let you" in browser.text("#picture")
-    assert "the policy acstor:boot:list does not let you" in browser.text("#boots")
+    assert "the policy acstor:traffic:peers does not permit" in browser.text("#picture")
+    assert "the policy acstor:boot:list does not permit" in browser.text("#boots")
 
 
 def polls(browser: chromium.Browser) -> int:

@@ -380,7 +380,7 @@ def test_decision_service_runs_with_the_privileges_of_its_unit(unit, controller)
     log = controller(
         "acstor-decision.conf", config, f"ExecStartPre=/opt/acstor/bin/acstor-decision{make}"
     )
-    hosts.wait_until(lambda: " serves\n" in log() + "\n", "the service", DEADLINE_S)
+    hosts.wait_until(lambda: " is ready\n" in log() + "\n", "the service", DEADLINE_S)
     time.sleep(1.0)
     assert unit.host.run("systemctl", "is-active", "acstor-decision").strip() == "active"
     assert "Traceback" not in log()

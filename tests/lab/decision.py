@@ -119,7 +119,7 @@ class Instance:
 
     def leads(self) -> bool:
         """Return whether it has become the leader since its first start."""
-        return " leads\n" in self.log()
+        return " is the leader\n" in self.log()
 
 
 class Service:

@@ -353,7 +353,7 @@ def test_forbidden_user_namespaces_are_reported_with_the_remedy(tmp_path):
         capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
-    assert "the builder's sandbox cannot be made: bwrap: " in done.stdout, done.stderr
+    assert "cannot create the builder's sandbox: bwrap: " in done.stdout, done.stderr
     assert "user.max_user_namespaces" in done.stdout
 
 

@@ -79,4 +79,4 @@ def test_replayed_samples_remove_no_host_from_the_ring(tmp_path, instance, bus):
     assert bus.table() == before
     assert "h9: sample 1 is refused: taken_address" in instance.log()
     assert "h1: sample 1 is refused: out_of_order" in instance.log()
-    assert "h1: a sample of it is dropped" not in instance.log()
+    assert "h1: its sample is dropped" not in instance.log()

@@ -197,7 +197,8 @@ def test_redirect_of_a_tenant_web_server_is_not_followed(place):
         web.always = http_server.status(302, {"Location": f"{inside.url}image"})
         words = said(place.read(image_id), 409)
         assert (
-            words == "store web: the web server sends to another one, of which Glance was not told"
+            words == "store web: the web server redirects to another one, "
+            "which is not in Glance's location"
         )
         assert urllib.parse.urlsplit(inside.url).netloc not in words
         assert inside.connections == 0

@@ -46,7 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory):
 def test_hostile_image_fails_with_the_reason_and_is_not_retried(told, name, why):
     image = told["images"][name]
     assert image["state"] == "failed" and why in image["message"]
-    assert "not tried again" in image["message"] and image["retry"] == "1 never"
+    assert "not retried" in image["message"] and image["retry"] == "1 never"
     assert told["failed"] == 3  # each once, though each reconcile sees it
 
 

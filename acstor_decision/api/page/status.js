@@ -254,7 +254,7 @@ function showBoots({ boots }) {
   ])));
 }
 
-// Who gives to whom
+// Chunk traffic between hosts
 
 function showFlows({ hosts, flows }) {
   if (!flows.length) {
@@ -611,7 +611,7 @@ function signIn(event) {
   const token = byId("token").value.trim();
   byId("token").value = "";
   if (!/^[\x21-\x7e]{1,8192}$/.test(token)) {
-    report("This is no token: it has spaces or characters beyond ASCII.");
+    report("This is not a token: it has spaces or characters beyond ASCII.");
     return;
   }
   state.token = token;

@@ -140,7 +140,7 @@ def recovery(call: operation.Call) -> CheckpointRecovery:
     checkpoint_id = _id(call)
     holders = checkpoint_queries.holders_of(_row(call))
     if holders is None:
-        why = f"the holders of checkpoint {checkpoint_id} are unknown, its row is damaged"
+        why = f"the holders of checkpoint {checkpoint_id} are unknown: its row is damaged"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
     row = call.store.record_recovery(checkpoint_id, call.wall())
     if row is None:
@@ -202,7 +202,7 @@ def _request_checkpoint(
     except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
         fault = str(e)
     if fault:
-        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"the answer of {host}: {fault}")
+        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"the response of {host}: {fault}")
     return heard
 
 

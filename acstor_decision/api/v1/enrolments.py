@@ -111,7 +111,7 @@ def _check_name(host: ids.HostId, limits: members.MembershipLimits) -> None:
         raise enrolment_rules.EnrolmentRefused(
             host,
             enrolment_rules.Verdict.NOT_ALLOWED,
-            "[acstor_decision] allowed_hosts does not name it",
+            "it matches no pattern of [acstor_decision] allowed_hosts",
         )
 
 
@@ -138,7 +138,7 @@ def forget(call: operation.Call) -> ForgottenHost:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, str(e)) from e
     if not is_known:
         raise operation.not_found(f"host {host}")
-    _log(call, "forgotten")
+    _log(call, "record deleted")
     return ForgottenHost(host)
 
 
@@ -178,6 +178,6 @@ OPERATIONS = (
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.host_action(
-        "forget", "Delete the record of a host that is gone", ForgottenHost, forget
+        "forget", "Delete the record of a decommissioned host", ForgottenHost, forget
     ),
 )

@@ -142,7 +142,7 @@ def pre_seed(call: operation.Call) -> AcceptedTask:
     """Make hosts fetch and pin an image."""
     image_id = _prepared_image_id(call)
     if call.body.count and call.body.hosts:
-        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
+        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "specify either hosts or count")
     chosen = _select_hosts(call, call.body.hosts)
     if call.body.count:
         rows = call.store.image_hosts(image_id, operation.up_since_s(call))
@@ -265,7 +265,7 @@ def _prepared_image_id(call: operation.Call) -> ids.ImageId:
     if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:
         raise operation.RequestRefused(
             http.HTTPStatus.CONFLICT,
-            f"image {image_id} has no chunk map yet: have it prepared first "
+            f"image {image_id} has no chunk map yet: prepare it first "
             f"(openstack acstor image prepare {image_id})",
         )
     return image_id

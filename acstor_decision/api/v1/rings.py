@@ -82,7 +82,7 @@ def current(call: operation.Call) -> Ring:
     """Return the current table."""
     newest = call.store.list_rings(limit=1, with_tables=True)
     if not newest:
-        raise operation.not_found("a v-node table: no agent has sent a sample yet, so it")
+        raise operation.not_found("no agent has sent a sample yet, so the v-node table")
     return _shown(newest[0])
 
 
@@ -90,7 +90,9 @@ def show_table(call: operation.Call) -> Ring:
     """Return the table of an epoch."""
     text = call.path["epoch"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"{text[:64]!r} is no epoch")
+        raise operation.RequestRefused(
+            http.HTTPStatus.BAD_REQUEST, f"{text[:64]!r} is not an epoch"
+        )
     found = call.store.get_ring(int(text))
     if found is None:
         raise operation.not_found(f"epoch {text}")

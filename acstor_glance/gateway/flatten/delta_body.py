@@ -55,7 +55,7 @@ class DeltaBody:
             head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))
             if head.stream_bytes != self._length_bytes:
                 words = f"it has {self._length_bytes} bytes, and its delta {head.stream_bytes}"
-                raise _broken(f"the body is not what its header says: {words}")
+                raise _broken(f"the body does not match its header: {words}")
             table = self._reader.read_table(self._take(head.table_bytes))
             self._left_bytes = head.data_bytes
             self._end_if_read()
@@ -99,7 +99,7 @@ class DeltaBody:
 
     def _check_rate(self) -> None:
         if self._waited_s > self._watch.stall_s + self.read_bytes / SLOWEST_BYTES_S:
-            words = f"{self.read_bytes} bytes of the delta came in {self._waited_s:.0f} s"
+            words = f"{self.read_bytes} bytes of the delta arrived in {self._waited_s:.0f} s"
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
 
     def _read_some(self, length: int) -> bytes:
@@ -108,7 +108,7 @@ class DeltaBody:
             part: bytes = self._stream.read(length)
         except OSError as error:  # the client disconnected, or the server's timeout
             self._watch.raise_if_stopped()
-            raise _broken(f"the body does not come: {error}") from error
+            raise _broken(f"the body cannot be read: {error}") from error
         finally:
             self.is_waiting = False
             self._waited_s += self._clock.monotonic() - began_s

@@ -129,7 +129,7 @@ class FlattenJob:
             self._data = self._make_body(self._open_backing(image), head, table, pool)
             self._uploader.upload_image(request.image_id, request.caller, self._data, timeout_s)
         finally:
-            self._watch.stop_work(_conflict("the job is over"))  # stops reads in progress
+            self._watch.stop_work(_conflict("the job has ended"))  # stops reads in progress
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _base_image(self, head: disk_delta.Head) -> image_lookup.ReadableImage:
@@ -142,7 +142,7 @@ class FlattenJob:
             raise _conflict(f"the base's format is {image.disk_format or 'not a bare one'}")
         unknown = chunk_map.UNKNOWN_OS_HASH
         if unknown not in (head.os_hash, image.os_hash) and head.os_hash != image.os_hash:
-            raise _conflict("the delta is of another base: Glance's hash is not its base's")
+            raise _conflict("the delta has another base: its hash differs from Glance's")
         return image
 
     def _open_backing(self, image: image_lookup.ReadableImage) -> BackingImage:

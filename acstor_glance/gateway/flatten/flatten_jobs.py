@@ -89,13 +89,13 @@ class FlattenJobs:
         if not watch.is_stalled:
             return
         if body.is_waiting:
-            words = f"no data of the delta came for {self._stall_s:g} s"
+            words = f"no data of the delta arrived for {self._stall_s:g} s"
             watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
             )
             body.abort_read()
         else:
-            words = f"nothing moved for {self._stall_s:g} s"
+            words = f"no progress for {self._stall_s:g} s"
             watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base")
             )
@@ -115,7 +115,7 @@ class FlattenJobs:
                 self._stop_if_stalled(body, watch)
             yield _line(_outcome(job.exception(), work, body))
         finally:  # also when the client disconnects
-            words = "the client did not wait for it"
+            words = "the client disconnected"
             watch.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client")
             )

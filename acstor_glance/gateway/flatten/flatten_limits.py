@@ -10,7 +10,7 @@ from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import merge_plan
 from acstor_glance.prepare import preparation_budget
 
-_REMEDY = "upload the image whole, or as qcow2 instead of raw"
+_REMEDY = "upload the complete image, or as qcow2 instead of raw"
 
 
 class FlattenLimits(NamedTuple):

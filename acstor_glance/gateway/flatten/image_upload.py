@@ -75,7 +75,7 @@ class ImageUploader:
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
         if (wanted := image_lookup.disk_format_of(record)) != disk_format:
             words = (
-                f"the image's format is {wanted or 'not set'}, and {disk_format} is asked for: set "
+                f"the image's format is {wanted or 'not set'}, and {disk_format} is requested: set "
                 "disk_format and container_format (bare) first"
             )
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
@@ -122,7 +122,7 @@ class ImageUploader:
         record = self._lookup.fetch_record(image_id, caller)
         status, size = record.status, record.size_bytes
         if status != image_record.ACTIVE or size != data.length:
-            words = f"of {data.length} bytes Glance has {size}, and the image is {status}"
+            words = f"of {data.length} bytes Glance stored {size}, and the image is {status}"
             LOG.error("image %s: %s", image_id, words)
             raise http_errors.FlattenAborted(http.HTTPStatus.BAD_GATEWAY, words, "glance")
 

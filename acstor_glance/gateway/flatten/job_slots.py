@@ -41,6 +41,6 @@ class JobSlots:
         if count >= limit:
             raise http_errors.HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
-                f"{count} flatten jobs{whose} are under way, of {limit}",
+                f"{count} flatten jobs{whose} are in progress, of {limit}",
                 {"Retry-After": str(RETRY_AFTER_S)},
             )

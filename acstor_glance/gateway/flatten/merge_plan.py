@@ -142,7 +142,7 @@ def stored_range(piece: DiskPiece) -> tuple[int, int]:
     """Return start and end in the base's file; ValueError if it is not the base's."""
     extent = piece.extent
     if extent is None:
-        raise ValueError(f"{piece} is not the base's")
+        raise ValueError(f"{piece} is not part of the base")
     if extent.codec is not layout.Codec.STORED:
         return extent.offset, extent.offset + extent.stored_bytes
     start = extent.offset + piece.at - extent.at

@@ -44,7 +44,7 @@ class Watchdog:
     def raise_if_stopped(self) -> None:
         """Raise HttpError if the job was stopped, or is past its deadline."""
         if self._clock.monotonic() > self._ends_s:
-            words = f"it was not done in {self._deadline_s:.0f} s"
+            words = f"it did not finish in {self._deadline_s:.0f} s"
             self.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base")
             )

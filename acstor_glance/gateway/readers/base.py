@@ -84,7 +84,7 @@ class Reader(abc.ABC):
         wanted = (requested.offset, requested.offset + requested.length - 1)
         if match is None or (int(match[1]), int(match[2])) != wanted:
             got = content_range[:80]
-            raise StoreUnreachable(self.name, f"asked for bytes {wanted}, it answers {got!r}")
+            raise StoreUnreachable(self.name, f"bytes {wanted} were requested, it returned {got!r}")
         if len(data) != requested.length:
             raise StoreUnreachable(
                 self.name, f"its answer ended after {len(data)} of {requested.length} bytes"
@@ -97,7 +97,7 @@ class Reader(abc.ABC):
         if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.GONE):
             return ObjectMissing(self.name, "it has no such object")
         if status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return ContentMismatch(self.name, "what it has is shorter than Glance's record says")
+            return ContentMismatch(self.name, "its object is shorter than in Glance's record")
         if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
             return CredentialsRefused(self.name, f"it refuses the credentials ({words})")
         return StoreUnreachable(self.name, words)

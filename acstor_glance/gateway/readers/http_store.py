@@ -51,7 +51,7 @@ class WebReader(base.Reader):
             with self._ask(location.get_uri(), requested, until_s) as answer:
                 status = answer.status_code
                 if status == http.HTTPStatus.OK:
-                    raise base.RangesUnsupported(self.name, "the web server does no range requests")
+                    raise base.RangesUnsupported(self.name, "the web server supports no ranges")
                 if status != http.HTTPStatus.PARTIAL_CONTENT:
                     raise self.status_error(status, f"the web server answers {status}")
                 data = answer.raw.read(requested.length + 1)
@@ -91,7 +91,7 @@ class WebReader(base.Reader):
             answer.close()
             url = urllib.parse.urljoin(url, answer.headers["Location"])
             if _server_of(url) != server:
-                why = "the web server sends to another one, of which Glance was not told"
+                why = "the web server redirects to another one, which is not in Glance's location"
                 raise base.RangesUnsupported(self.name, why)
         raise base.RangesUnsupported(
             self.name, f"the web server redirects more than {REDIRECTS} times"

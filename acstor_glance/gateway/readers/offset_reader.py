@@ -33,14 +33,14 @@ class OffsetReader(base.Reader):
             glance_store.StoreRandomGetNotSupported,
         ) as error:
             raise base.RangesUnsupported(
-                self.name, "it cannot be read from an offset on"
+                self.name, "it does not support reads at an offset"
             ) from error
         except (glance_store.GlanceStoreException, OSError) as error:
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
         if len(data) != requested.length:
             raise base.StoreUnreachable(
                 self.name,
-                f"it gave {len(data)} of {requested.length} bytes from {requested.offset} on",
+                f"it returned {len(data)} of {requested.length} bytes from {requested.offset} on",
             )
         return base.ObjectRange(data, size_bytes)
 

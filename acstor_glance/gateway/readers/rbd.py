@@ -52,7 +52,7 @@ class RbdReader(base.Reader):
             raise base.StoreUnreachable(self.name, type(error).__name__) from error
         if len(data) != requested.length:
             raise base.StoreUnreachable(
-                self.name, f"it gave {len(data)} of {requested.length} bytes"
+                self.name, f"it returned {len(data)} of {requested.length} bytes"
             )
         return base.ObjectRange(data, size_bytes)
 

@@ -43,7 +43,7 @@ class SwiftReader(base.Reader):
             status = error.http_status or None
             raise self.status_error(status, f"it answers {status}") from error
         except (keystone_errors.Unauthorized, keystone_errors.Forbidden) as error:
-            raise self.status_error(http.HTTPStatus.UNAUTHORIZED, "Keystone does") from error
+            raise self.status_error(http.HTTPStatus.UNAUTHORIZED, "Keystone") from error
         except (
             keystone_errors.ClientException,
             store_errors.GlanceStoreException,

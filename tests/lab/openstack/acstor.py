@@ -42,7 +42,7 @@ class Decision(daemon.Daemon):
 
     def is_ready(self) -> bool:
         """Return whether it is the leader."""
-        return " leads\n" in self.log()
+        return " is the leader\n" in self.log()
 
 
 class Agent(machine.Inmate):

@@ -181,7 +181,7 @@ def test_benchmark_that_cannot_run_does_not_stop_the_others(
 def test_two_benchmarks_cannot_have_one_id() -> None:
     registry: dict[str, harness.Benchmark] = {}
     add("P9", ">= 2", harness.Result({}), registry)
-    with pytest.raises(ValueError, match="two benchmarks are called P9"):
+    with pytest.raises(ValueError, match="two benchmarks have the ID P9"):
         add("P9", ">= 2", harness.Result({}), registry)
 
 

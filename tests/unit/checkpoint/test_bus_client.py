@@ -192,7 +192,7 @@ def test_response_for_another_purpose_is_refused(daemon, service):
     ("answer", "why"),
     [
         (messages.CheckpointResponse("it has not enrolled here"), "not enrolled"),
-        (messages.CheckpointResponse("the database is away", may_pass=True), "is away"),
+        (messages.CheckpointResponse("the database is unreachable", may_pass=True), "unreachable"),
         (
             messages.CheckpointResponse(kept=(kept(1),), is_complete=False),
             "more checkpoints than it tells",

@@ -130,7 +130,7 @@ def test_host_renews_with_its_key_or_a_new_one_signed_by_the_old_one(cloud):
     lost = cloud.enrol(key=new, proof_by=cloud.keys[H1])  # the response is lost
     newer = certificates.new_key()
     issued = cloud.enrol(key=newer, proof_by=cloud.keys[H1])
-    assert cloud.fault(issued) == "" and "another key" in cloud.fault(lost)
+    assert cloud.fault(issued) == "" and "the key of its certificate" in cloud.fault(lost)
     refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=new)
     cloud.enrol(key=newer)  # the new key is in use, so the old one no longer proves anything
     refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=cloud.keys[H1])
@@ -225,7 +225,7 @@ def test_too_frequent_requests_and_too_many_hosts_are_refused(cloud):
     with pytest.raises(enrolment_rules.EnrolmentRefused, match="less than a second ago"):
         cloud.keeper.enrol_host(H1, "u", "", csr, "")
     cloud.limit(hosts=1)
-    assert "1 hosts are known, and no more may be" in refused(cloud, V.NO_ROOM, host=H2)
+    assert "the limit of 1 hosts that are known is reached" in refused(cloud, V.NO_ROOM, host=H2)
     cloud.enrol()
 
 
@@ -391,8 +391,8 @@ def test_request_for_a_taken_name_warns_of_the_other_requester(configure, store)
     cloud = Cloud(configure(enrolment="approved"), store)
     refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
     told = refused(cloud, V.OTHER_USER)
-    assert "another user or key asked for this name first" in told and "host show h1" in told
-    assert "nobody of yours: openstack acstor host allow h1 --fingerprint KEY" in told
+    assert "another user or key requested this name first" in told and "host show h1" in told
+    assert "not one of your hosts: openstack acstor host allow h1 --fingerprint KEY" in told
     cloud.keeper.revoke_host(H1)
     cloud.keeper.allow_host(H1)
     assert cloud.fault(cloud.enrol()) == ""
@@ -408,7 +408,7 @@ def test_operator_allows_one_key_and_others_are_refused(configure, store, enrolm
     cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     thief = certificates.new_key()
     told = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
-    assert "an operator let another key in" in told and print_of(thief) not in told
+    assert "an operator allowed another key" in told and print_of(thief) not in told
     assert cloud.fault(cloud.enrol(user="any")) == ""
     row = store.get_enrolment("h1")
     assert (row.user_id, row.allowed_fingerprint) == ("any", "")
@@ -454,7 +454,7 @@ def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
             cloud.enrol(host, "shared", certificates.new_key())
     assert len(store.list_enrolments()) == 3
     told = refused(cloud, V.NO_ROOM, user="shared")
-    assert "3 hosts of this user were never heard" in told
+    assert "3 hosts of this user that never sent a sample" in told
     assert "openstack acstor host forget NAME" in told and "host allow h1 --fingerprint" in told
     with contextlib.suppress(enrolment_rules.EnrolmentRefused):
         cloud.enrol(H2, "of its own")
@@ -468,7 +468,7 @@ def test_heard_hosts_count_towards_the_larger_limit(cloud):
     for host in (H1, H2):
         cloud.enrol(host)
         samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
-    assert "2 hosts are of this user" in refused(
+    assert "2 hosts of this user" in refused(
         cloud, V.NO_ROOM, host=ids.HostId("h3"), key=certificates.new_key()
     )
     cloud.enrol(H2)
@@ -545,7 +545,7 @@ def test_keys_are_limited_to_the_number_that_hosts_accept(cloud, kind):
     for _ in range(signing.MAX_PUBLIC_KEYS - 1):
         cloud.keeper.renew_key(kind, at_once=False)
         cloud.now_s += 60
-    with pytest.raises(errors.Unusable, match=r"64 are trusted .* Try again after 2027-.*--stolen"):
+    with pytest.raises(errors.Unusable, match=r"64 are trusted .* Retry after 2027-.*--stolen"):
         cloud.keeper.renew_key(kind, at_once=False)
     issued = cloud.enrol()
     assert cloud.fault(issued) == "" and signing.read_public_keys(issued.signers)

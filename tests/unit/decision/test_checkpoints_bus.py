@@ -98,10 +98,10 @@ def test_checkpoint_is_registered_over_the_bus(daemon, store):
     )
 
 
-@pytest.mark.expect_log("is refused: Nova knows no server")
+@pytest.mark.expect_log("is refused: according to Nova, there is no server")
 def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store, nova):
     nova.servers = {}
-    with pytest.raises(errors.Unusable, match="Nova knows no server"):
+    with pytest.raises(errors.Unusable, match="according to Nova, there is no server"):
         daemon.register_checkpoint(RECORD)
     assert store.list_checkpoints("", 9, "", "") == []
 

@@ -28,7 +28,7 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 WAIT_S = 30.0
 
-pytestmark = pytest.mark.allow_log("gets no grant for image|^grants: ")
+pytestmark = pytest.mark.allow_log("is refused a grant for image|^grants: ")
 
 
 class Nova:

@@ -116,4 +116,4 @@ def test_other_schema_version_is_reported_with_the_remedy(manage, tmp_path: path
     assert "Traceback" not in done.stderr
     file.unlink()
     sqlite3.connect(file).close()  # an empty database
-    assert "has not the tables of this version" in manage("drain", "h1").stderr
+    assert "does not match this version" in manage("drain", "h1").stderr

@@ -107,7 +107,7 @@ def test_response_without_hosts_is_an_error(client, web):
     client.says(f"servers/{SERVER}", {"server": told})
     client.says(ON_H1, {"servers": [told]})
     for ask in (lambda: client.get_server(SERVER), lambda: client.metadata_on("h1")):
-        with pytest.raises(nova_client.NovaUnreachable, match="does not tell hosts"):
+        with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
             ask()
     web.always = http_server.status(403)
     with pytest.raises(nova_client.NovaUnreachable, match="HTTP 403"):
@@ -200,5 +200,5 @@ def test_image_use_is_an_error_for_a_response_without_hosts(client):
     told = user_of({"id": IMAGE}, "h1")
     del told["OS-EXT-SRV-ATTR:host"]
     client.says(USERS, {"servers": [told]})
-    with pytest.raises(nova_client.NovaUnreachable, match="does not tell hosts"):
+    with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
         client.is_image_used(IMAGE, {"h1"}.__contains__)

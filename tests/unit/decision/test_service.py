@@ -402,7 +402,7 @@ def test_agents_with_a_higher_epoch_get_a_still_higher_one(lone, store):
     assert lone.epochs() == [42, 78]
 
 
-@pytest.mark.expect_log("does not say how busy the switches are: gone; keeping the thresholds")
+@pytest.mark.expect_log("does not report the loads of the switches: gone; keeping the thresholds")
 def test_thresholds_follow_switch_loads_and_stay_when_unknown(lone):
     cloud = Cloud(lone)
     cloud.places = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack2"}
@@ -557,7 +557,7 @@ class Network:
         ]
 
 
-@pytest.mark.expect_log("no agent proves who it is at 10.0.0.3 port 7201: timed out")
+@pytest.mark.expect_log("no agent authenticates at 10.0.0.3 port 7201: timed out")
 def test_address_is_published_after_its_verification(configure, store):
     network = Network(h1="10.0.0.1", h2="10.0.0.2")
     lone = Instance(configure(), store, verifier=network)
@@ -623,7 +623,7 @@ def test_forged_samples_do_not_fill_the_log(lone, watched_log):
     assert len(watched_log.messages) == message_bus.WARNINGS
 
 
-@pytest.mark.expect_log("h1: a sample of it is dropped")
+@pytest.mark.expect_log("h1: its sample is dropped")
 def test_one_host_cannot_fill_the_inbox_and_keeps_its_newest_samples(lone):
     Cloud(lone).collect(3)
     for number in range(4, 60):
@@ -708,7 +708,7 @@ def test_unknown_plug_in_is_refused_with_the_installed_ones(configure):
         base.load("abacus", configure())
 
 
-@pytest.mark.expect_log("epoch 2 is two's; stepping down")
+@pytest.mark.expect_log("epoch 2 was published by two; stepping down")
 def test_leader_that_sees_anothers_table_steps_down(lone, configure, store):
     """A leader lock can expire unnoticed: etcd and MySQL send no notice."""
     other = Instance(configure(), store, leads=False, name="two")

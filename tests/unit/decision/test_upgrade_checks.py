@@ -86,7 +86,7 @@ def test_disabled_authentication_is_a_warning_and_missing_options_a_failure(chec
     assert code is Code.FAILURE and "[keystone_authtoken] auth_type" in details
     conf.set_override("auth", "none", "acstor_decision_api")
     code, details = found(checks.check_tokens())
-    assert code is Code.WARNING and "may do everything" in details
+    assert code is Code.WARNING and "full access" in details
 
 
 @pytest.mark.parametrize(

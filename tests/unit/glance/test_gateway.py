@@ -118,7 +118,7 @@ def test_hung_store_occupies_only_its_own_read_slots(open_door, numbers):
             assert late.value.status == 504
         for _ in range(3):
             with pytest.raises(
-                http_errors.HttpError, match="2 reads are under way, 2 late"
+                http_errors.HttpError, match="2 reads are in progress, 2 late"
             ) as full:
                 door.run(lambda: pytest.fail("it has no place"))
             assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})

@@ -167,17 +167,17 @@ def test_artefact_of_the_image_is_read_and_looked_up_once(gateway):
 @pytest.mark.parametrize("image_id", [OTHER, SECRET])
 @pytest.mark.parametrize("rest", ["", "/file"])
 def test_other_images_and_the_secret_of_scopes_are_refused(gateway, image_id, rest):
-    assert "no artefact of it" in said(gateway.ask(image_id, rest), 403)
+    assert "is not its artefact" in said(gateway.ask(image_id, rest), 403)
     assert gateway.glance.callers == []
 
 
 def test_artefact_not_made_by_acstor_is_refused(gateway):
     gateway.glance.records[MAP]["owner"] = "a tenant"
-    assert "no artefact of it" in said(gateway.ask(MAP), 403)
+    assert "is not its artefact" in said(gateway.ask(MAP), 403)
 
 
 def test_artefact_of_another_image_is_refused(gateway):
-    assert "no artefact of it" in said(gateway.ask(MAP, of=OTHER), 403)
+    assert "is not its artefact" in said(gateway.ask(MAP, of=OTHER), 403)
 
 
 @pytest.mark.parametrize("roles", ["", "admin", "acstor-hosts", "acstor-reader,service"])
@@ -237,7 +237,7 @@ def test_request_without_a_grant_uses_the_permissions_of_the_caller(gateway):
     headers = {"X-Auth-Token": "t", "X-Roles": "acstor-host", "Range": RANGE}
     assert gateway.client.get(f"{path}/file", headers=headers).status_code == 206
     assert gateway.glance.callers == [image_lookup.Caller("t")]
-    assert "ask Glance" in said(gateway.client.get(path, headers=headers), 403)
+    assert "request the record from Glance" in said(gateway.client.get(path, headers=headers), 403)
 
 
 def test_keys_are_read_from_files_without_a_decision_service(conf, tmp_path):

@@ -176,5 +176,5 @@ def test_batch_is_limited_in_pieces():
 
 
 def test_piece_outside_the_base_has_no_stored_range():
-    with pytest.raises(ValueError, match="not the base's"):
+    with pytest.raises(ValueError, match="not part of the base"):
         merge_plan.stored_range(merge_plan.DiskPiece(0, CLUSTER, PieceOrigin.ZERO))

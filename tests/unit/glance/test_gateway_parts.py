@@ -28,7 +28,7 @@ def test_slots_are_limited_in_total_and_for_each_project():
     made = job_slots.JobSlots(3, 2)
     with made.acquire_slot("a"), made.acquire_slot("a"):
         with pytest.raises(
-            http_errors.HttpError, match="2 flatten jobs of this project are under way"
+            http_errors.HttpError, match="2 flatten jobs of this project are in progress"
         ):
             made.acquire_slot("a").__enter__()
         with (
@@ -46,7 +46,7 @@ def test_failed_job_releases_its_slot_and_zero_slots_refuse_all():
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), made.acquire_slot("a"):
             raise ZeroDivisionError
-    with pytest.raises(http_errors.HttpError, match="0 flatten jobs are under way, of 0"):
+    with pytest.raises(http_errors.HttpError, match="0 flatten jobs are in progress, of 0"):
         job_slots.JobSlots(0, 1).acquire_slot("a").__enter__()
 
 
@@ -75,7 +75,7 @@ def test_watchdog_aborts_a_job_over_its_time_limit():
         now_s[0] = at_s
         made.note_progress()
     now_s[0] = 126.0
-    with pytest.raises(http_errors.FlattenAborted, match="not done in 25 s"):
+    with pytest.raises(http_errors.FlattenAborted, match="did not finish in 25 s"):
         made.note_progress()
 
 
@@ -138,7 +138,7 @@ def test_trickling_client_is_refused_despite_its_progress(each_s, is_taken):
         read_all(body, got)
         assert b"".join(got) == DATA
         return
-    expected = r"bytes of the delta came in 4 s"
+    expected = r"bytes of the delta arrived in 4 s"
     with pytest.raises(http_errors.FlattenAborted, match=expected) as caught:
         read_all(body, got)
     assert caught.value.status == 408 and not body.verified.is_set()
@@ -182,7 +182,7 @@ def test_altered_body_does_not_return_its_last_bytes(at):
 @pytest.mark.parametrize("more", [-1, 1, 4096])
 def test_content_length_that_differs_from_the_header_is_refused(more):
     body = body_of(WHOLE, len(WHOLE) + more)
-    with pytest.raises(http_errors.FlattenAborted, match="not what its header says"):
+    with pytest.raises(http_errors.FlattenAborted, match="does not match its header"):
         body.read_header()
     assert body.read_bytes == disk_delta.HEADER_BYTES
 

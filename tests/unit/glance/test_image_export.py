@@ -66,7 +66,7 @@ def test_image_and_map_are_exported_once_with_group_access(glance, folder):
 
 def test_image_with_a_wrong_hash_is_not_exported(glance, folder):
     glance.bytes[records.IMAGE_ID] = records.BYTES + bytes(2 * 4096)
-    with pytest.raises(errors.Unusable, match="does not have the sha512"):
+    with pytest.raises(errors.Unusable, match="the sha512 of its data differs"):
         image_export.export(glance, records.image(), folder)
     assert names(folder) == []
 

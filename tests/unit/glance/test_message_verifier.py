@@ -140,7 +140,7 @@ def test_rates_of_hosts_take_bounded_memory(listener):
 
 def test_messages_are_refused_before_any_key_is_known(listener):
     listener.trust = trust_store.NO_TRUST
-    with pytest.raises(errors.NotAuthenticated, match="no authority is known here yet"):
+    with pytest.raises(errors.NotAuthenticated, match="no certificate authority is known yet"):
         listener.verify_trace(sent(trace()))
     with pytest.raises(errors.NotAuthenticated):
         listener.verify_request(decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S)))

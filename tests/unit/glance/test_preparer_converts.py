@@ -93,7 +93,7 @@ def test_damaged_conversion_is_detected_and_replaced(images, conf, data):
     handle(images, conf, image)
     old = image[CONVERTED.pointer]
     images.data[old] = images.data[old][:-1] + b"?"
-    assert "does not have the sha512" in fault_of(images, image)
+    assert "the sha512 of its data differs" in fault_of(images, image)
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CONVERTED.pointer] != old and old not in images.records
     assert fault_of(images, image) == ""
@@ -126,7 +126,7 @@ def test_bytes_with_another_hash_are_never_converted(images, conf, data, monkeyp
     images.data[image["id"]] = data[:-1] + b"?"
     monkeypatch.setattr(conversion, "convert_image", None)
     assert handle(images, conf, image) is Outcome.FAILED
-    assert "does not have the sha512" in image["acstor_message"]
+    assert "the sha512 of its data differs" in image["acstor_message"]
     assert made_of(images, image) == set()
 
 

@@ -59,12 +59,12 @@ def test_map_of_a_stream_has_the_cids_of_the_image(
 
 @pytest.mark.parametrize("came", [b"x" * 99, b"x" * 101, b""])
 def test_stream_of_another_length_is_a_temporary_error(came: bytes) -> None:
-    with pytest.raises(errors.ImageServiceUnreachable, match="bytes came"):
+    with pytest.raises(errors.ImageServiceUnreachable, match=r"received .* bytes"):
         make(image_of(b"x" * 100), iter([came]))
 
 
 def test_bytes_with_another_hash_give_no_map() -> None:
-    with pytest.raises(errors.Unusable, match="does not have the sha512"):
+    with pytest.raises(errors.Unusable, match="the sha512 of its data differs"):
         make(image_of(b"x" * 100), iter([b"y" * 100]))
 
 
@@ -75,7 +75,7 @@ def test_qcow2_declared_as_raw_is_refused() -> None:
 
 
 def test_unknown_hash_algorithm_is_named() -> None:
-    with pytest.raises(errors.Unusable, match="hash crc99 of Glance is not known"):
+    with pytest.raises(errors.Unusable, match="hash algorithm crc99 in Glance is unsupported"):
         make(image_of(b"x", os_hash_algo="crc99"), iter([b"x"]))
 
 
@@ -110,7 +110,7 @@ def test_invalid_stream_of_a_qcow2_image_gives_no_map(
 ) -> None:
     data = qcow2_file()
     for came in (data[:-1], data + b"x"):
-        with pytest.raises(errors.ImageServiceUnreachable, match="bytes came"):
+        with pytest.raises(errors.ImageServiceUnreachable, match=r"received .* bytes"):
             make_qcow2(tmp_path, data, came)
     with pytest.raises(errors.ContentMismatch):
         make_qcow2(tmp_path, data, data[:-1] + b"x")
@@ -124,7 +124,7 @@ def test_invalid_stream_of_a_qcow2_image_gives_no_map(
     with pytest.raises(errors.NotRaw, match="its disk is too large"):
         make_qcow2(tmp_path, large, large)
     raw = b"x" * 100_000
-    with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
+    with pytest.raises(errors.NotRaw, match="its format is raw, but qcow2 in Glance"):
         make_qcow2(tmp_path, raw, raw)
     assert list(tmp_path.iterdir()) == []
 

@@ -61,7 +61,7 @@ def test_unsupported_version_of_the_service_is_named_with_the_remedy(run, later,
     monkeypatch.setattr(NeedsMore, "since", "1.2")
     with pytest.raises(exceptions.CommandError) as raised:
         run("1", NeedsMore)
-    assert "there is no version '1.2' here, but 1.0, 1.1" in str(raised.value)
+    assert "version '1.2' is not supported, only 1.0, 1.1" in str(raised.value)
     assert f"choose one with {api_versions.OPTION}, or upgrade the service" in str(raised.value)
 
 

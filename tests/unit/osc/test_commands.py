@@ -406,7 +406,7 @@ def test_fully_cached_count_is_shown_without_access_to_hosts(run, store, glance,
 
     def refuse_hosts(asked, path, query=None):
         if path.endswith("/hosts"):
-            raise client.Refused(status, "the policy does not let you")
+            raise client.Refused(status, "the policy does not permit this request")
         return get(asked, path, query)
 
     monkeypatch.setattr(InProcess, "get", refuse_hosts)
@@ -415,7 +415,7 @@ def test_fully_cached_count_is_shown_without_access_to_hosts(run, store, glance,
     assert shown["fully_cached"] == "on 3 of 3 hosts that use it"
     assert shown["fill_by_host"].machine_readable() == {}
     status = 503
-    with pytest.raises(client.Refused, match="does not let you"):
+    with pytest.raises(client.Refused, match="does not permit"):
         run(image.ShowImage, IMAGE)
 
 

@@ -89,7 +89,7 @@ def text(found: store.Kept) -> str:
 
 def test_page_has_the_summary_before_the_experiments() -> None:
     written = text(kept())
-    assert written.index("In short") < written.index("Table by table")
+    assert written.index("Summary") < written.index("Table by table")
     assert written.count("2.00 s") == 2
     assert "- 5.60 s (direct)" in written
     assert "- 2.80\n     - Reached." in written
@@ -112,7 +112,7 @@ def test_page_shows_how_many_experiments_have_run() -> None:
     assert "A whole run, 2026-11-24" in text(kept())
     paper = dataclasses.replace(PAPER, experiments=(ONE, dataclasses.replace(ONE, key="S0-more")))
     written = page.text(paper, {"S0-try": kept(), "S0-more": store.Kept(WHOLE)}, "pictures")
-    assert "A whole run, of which 1 of 2 experiments have been run, 2026-11-24" in written
+    assert "A whole run, in which 1 of 2 experiments were run, 2026-11-24" in written
 
 
 def test_total_duration_counts_half_the_time_of_virtual_cases() -> None:

@@ -50,7 +50,7 @@ def write_s3(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 def test_page_without_results_says_that_nothing_was_run(tmp_path: pathlib.Path) -> None:
     assert write_s3(tmp_path / "new").returncode == 0
     written = (tmp_path / "new" / "whole" / "s3.rst").read_text()
-    assert "Nothing of it has been run yet" in written
+    assert "No experiment has been run yet" in written
 
 
 def test_error_of_an_unwritable_page_names_its_folder(tmp_path: pathlib.Path) -> None:

@@ -68,7 +68,7 @@ def test_case_with_an_outcome_is_not_run_again(tmp_path: pathlib.Path) -> None:
     is_complete, lines = run(tmp_path, one)
     assert is_complete
     assert ran == ["a", "b"]
-    assert lines[0] == "2 cases have been run before, 0 are left"
+    assert lines[0] == "2 cases were run before, 0 are left"
 
 
 def test_outcome_is_saved_before_the_next_case_runs(tmp_path: pathlib.Path) -> None:
@@ -212,7 +212,7 @@ def test_interrupt_ends_the_processes_of_virtual_cases(tmp_path: pathlib.Path) -
 
 def test_file_that_is_no_result_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "S0-try.json").write_text(json.dumps({"scale": "whole"}))
-    with pytest.raises(store.NoResult, match=r"S0-try\.json is no result"):
+    with pytest.raises(store.NoResult, match=r"S0-try\.json is not a result"):
         run(tmp_path, made(case("a", lambda _: {})))
 
 

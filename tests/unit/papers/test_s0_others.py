@@ -71,7 +71,7 @@ def test_gain_over_a_striped_repository_is_compared_with_the_paper():
     judged = [row for row in rows if row.goal is not None]
     assert [row.verdict for row in judged] == ["beaten", "reached", "missed"]
     assert [round(row.ratio, 2) for row in judged] == [2.0, 0.98, 0.8]
-    carried = [row for row in rows if "what a link carries" in row.what]
+    carried = [row for row in rows if "data carried per link" in row.what]
     assert [round(row.ratio, 2) for row in carried] == [2.0, 0.98, 1.03, 0.9]
     assert "1.29 times the bytes of striped, for 0.80 times" in carried[2].what
     s0_distributed.draw(figure.Figure(), found)

@@ -93,8 +93,8 @@ def test_reduction_rate_covers_all_images_together():
     one = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 25.0}
     two = {"image_mb": 1000.0, "filled_mb": 500.0, "boot_image_mb": 15.0}
     found = s2_catalogue.rows({"Debian 12": one, "Debian 13": two})
-    assert _row(found, "2 images: reduction rate, of the images").ours == pytest.approx(98.0)
-    assert _row(found, "2 images: reduction rate, of what is").ours == pytest.approx(96.0)
+    assert _row(found, "2 images: reduction rate, of the full images").ours == pytest.approx(98.0)
+    assert _row(found, "2 images: reduction rate, of their data").ours == pytest.approx(96.0)
     assert _row(found, "mean length").ours == pytest.approx(20.0)
 
 

@@ -100,7 +100,7 @@ def test_bytes_of_the_source_beyond_chunks_are_explained() -> None:
     rows = rows_by(list(s3_rows.rows(outcomes)), "Figure 3")
     (row,) = (row for row in rows if row.what.startswith("25 %: packages"))
     assert row.verdict is experiment.Verdict.MISSED
-    assert row.because.startswith("0.10 packages of it are no chunks")
+    assert row.because.startswith("0.10 packages of it are not chunks")
 
 
 def test_table_2_has_each_method_and_split_and_the_direct_one_once() -> None:

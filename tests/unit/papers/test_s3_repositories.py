@@ -31,7 +31,7 @@ def test_chosen_packages_are_distinct() -> None:
 
 
 def test_too_few_packages_stop_the_run() -> None:
-    with pytest.raises(harness.CannotRun, match="apt knows only ant"):
+    with pytest.raises(harness.CannotRun, match="apt finds only ant"):
         repositories.chosen({"ant": 1})
 
 

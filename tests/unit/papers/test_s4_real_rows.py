@@ -60,7 +60,7 @@ def test_reason_of_a_missed_gain_names_the_bound_of_the_same_run():
         s4_real_traffic.ACSTOR: traffic_of(9.0, limit_s=6.0),
     }
     because = headline(s4_real_rows.traffic_rows(outcomes)).because
-    assert because.startswith("2.18 is the most") and "1.50 times as long" in because
+    assert because.startswith("2.18 is the upper bound") and "1.50 times as long" in because
 
 
 def test_only_methods_that_ran_have_rows():

@@ -139,13 +139,13 @@ def test_json_has_the_same_results(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [
-        (["--racks", "9"], "give --racks 8 at most"),
-        (["--data-gb", "0.05"], "give --data-gb 0.1 or more"),
-        (["--boot-mb", "4000"], "give --boot-mb 321 at most"),
-        (["--at-once-images", "21"], "give --at-once-images 20 at most"),
+        (["--racks", "9"], "pass --racks 8 at most"),
+        (["--data-gb", "0.05"], "pass --data-gb 0.1 or more"),
+        (["--boot-mb", "4000"], "pass --boot-mb 321 at most"),
+        (["--at-once-images", "21"], "pass --at-once-images 20 at most"),
         (["--hosts", "0"], "not a number from 1 to 4096"),
         (["--link-gbit", "nan"], "not a number from 0.01 to 10000"),
-        (["--output", "/nowhere/gain.html"], "name a file in a folder that is there"),
+        (["--output", "/nowhere/gain.html"], "name a file in an existing folder"),
     ],
 )
 def test_error_of_invalid_numbers_names_valid_ones(

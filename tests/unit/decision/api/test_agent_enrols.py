@@ -84,7 +84,7 @@ def test_revoked_host_is_refused_and_keeps_its_files(client, files):
     assert files.current_credentials() is before
 
 
-@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to allow it")
 def test_host_waiting_for_approval_retries_with_the_same_key(
     api_configuration, store, glance, bus, files
 ):

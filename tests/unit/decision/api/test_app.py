@@ -164,7 +164,7 @@ WRONG = [
     ("/v1/hosts?location=%00", 400, "location"),
     ("/v1/checkpoints?marker=%00", 400, "marker"),
     ("/v1/rings/7", 404, "epoch 7"),
-    ("/v1/rings/x", 400, "'x' is no epoch"),
+    ("/v1/rings/x", 400, "'x' is not an epoch"),
     ("/v1/rings?marker=-1", 400, "marker"),
     ("/v1/traffic?last_s=1e9", 400, "last_s"),
     ("/v1/traffic?last_s=nan", 400, "last_s"),
@@ -211,7 +211,7 @@ def test_supported_and_latest_api_versions_are_served(version, client, filled):
 def test_unsupported_api_version_is_refused_with_the_supported_ones(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406
-    assert "but 1.0" in answer.json["error"]["message"]
+    assert "only 1.0" in answer.json["error"]["message"]
 
 
 @pytest.mark.allow_log(r"the database fails")

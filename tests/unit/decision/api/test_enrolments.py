@@ -90,7 +90,7 @@ def test_revoked_host_gets_no_certificate_until_allowed(client):
     assert ask(client).status_code == 200
 
 
-@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to allow it")
 def test_host_waiting_for_approval_is_listed_with_its_key(api_configuration, store, glance, bus):
     api_configuration.set_override("enrolment", "approved", "acstor_decision")
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
@@ -142,7 +142,7 @@ def print_of(key):
     return certificates.fingerprint(signing.read_key(key).public_key())
 
 
-@pytest.mark.expect_log("no certificate for user agent-of-h1.*an operator let another key in")
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*an operator allowed another key")
 def test_operator_allows_one_key_and_one_user(client, store):
     body = {"fingerprint": print_of(KEY), "user_id": "agent-of-h1"}
     shown = client.post("/v1/hosts/h1/allow", json=body).json["enrolment"]
@@ -156,7 +156,7 @@ def test_operator_allows_one_key_and_one_user(client, store):
         assert client.post("/v1/hosts/h1/allow", json={"fingerprint": fault}).status_code == 400
 
 
-@pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user were never")
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user that never")
 @pytest.mark.parametrize("enrolment_limits", [Limits(unheard_per_user=2)])
 def test_user_enrols_a_limited_number_of_unheard_hosts(client, store):
     for number in range(2):

@@ -56,7 +56,7 @@ def keystone(api_configuration):
 def test_health_check_needs_no_token_and_other_paths_do(served, keystone):
     with pytest.raises(errors.Unusable, match=r"not given: auth_url") as raised:
         served("keystone")
-    assert "where and as whom tokens are checked" in str(raised.value)
+    assert "names Keystone and the service user" in str(raised.value)
     options = loading.get_auth_plugin_conf_options("password")
     [auth_url] = [option for option in options if option.dest == "auth_url"]
     keystone.register_opt(auth_url, "keystone_authtoken")
@@ -73,7 +73,7 @@ def test_health_check_needs_no_token_and_other_paths_do(served, keystone):
 
 def test_missing_keystone_auth_type_is_named(served, keystone):
     keystone.set_override("auth_type", None, "keystone_authtoken")
-    with pytest.raises(errors.Unusable, match=r"\[keystone_authtoken\] auth_type: nothing says"):
+    with pytest.raises(errors.Unusable, match=r"\[keystone_authtoken\] auth_type: it is not set"):
         served("keystone")
 
 
