@@ -246,7 +246,7 @@ def test_page_shows_why_a_token_is_refused(browser, sign_in, services):
     for token in ("two words", "ä"):
         browser.type_into("#token", token)
         browser.press_enter()
-        browser.wait_for(f"{NOTICE}.includes('This is no token')")
+        browser.wait_for(f"{NOTICE}.includes('This is not a token')")
     browser.type_into("#token", TENANT)
     browser.press_enter()
     browser.wait_for(f"{NOTICE}.includes('The role is missing: the policy acstor:status:get')")

@@ -357,7 +357,7 @@ def test_forbidden_user_namespaces_are_reported_with_the_remedy(tmp_path):
     assert "user.max_user_namespaces" in done.stdout
 
 
-@pytest.mark.expect_log(r"no boot images will be built: bwrap: the builder's sandbox")
+@pytest.mark.expect_log(r"no boot images will be built: bwrap: cannot create the builder's")
 def test_listener_without_bubblewrap_records_boots_only(tmp_path, monkeypatch):
     conf = glance_options.conf(state_dir=tmp_path, boot_images="both")
     missing_programs.hide(monkeypatch, tmp_path / "programs", "bwrap")
