@@ -231,7 +231,10 @@ def test_signed_table_survives_a_restart(joined, tmp_path):
     [
         (signed(9, "h1", keys=cloud_keys.CloudKeys()), "none of the trusted keys made it"),
         (msgspec.structs.replace(signed(9, "h1"), signature=""), "none of the trusted keys"),
-        (msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table), "none of the trusted keys"),
+        (
+            msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table),
+            "none of the trusted keys",
+        ),
         (signed(9, "h1", told=10), "the signature is for epoch 9"),
     ],
 )

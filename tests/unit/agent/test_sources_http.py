@@ -645,7 +645,10 @@ async def test_server_that_accepts_but_never_answers_is_unreachable(tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     limits = http_pool.HttpLimits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for scheme, reason in (("http", "did not respond"), ("https", "no connection within|did not respond")):
+        for scheme, reason in (
+            ("http", "did not respond"),
+            ("https", "no connection within|did not respond"),
+        ):
             source = http.HttpSource(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/", limits)
             with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match=reason):
                 await source.read(BLOB, 0, 10)

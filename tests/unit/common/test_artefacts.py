@@ -51,9 +51,9 @@ def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
         ({"owner": None}, "does not belong to acstor's service project"),
         ({"acstor_kind": "boot_image"}, "it is a boot_image, not a chunk_map"),
         ({"acstor_image_id": OTHER_ID}, f"it is for image {OTHER_ID}"),
-        ({"acstor_os_hash_value": "00" * 64}, "of other bytes"),
-        ({"acstor_os_hash_algo": "sha256"}, "of other bytes"),
-        ({"acstor_os_hash_value": "no digits"}, "of other bytes"),
+        ({"acstor_os_hash_value": "00" * 64}, "for other bytes"),
+        ({"acstor_os_hash_algo": "sha256"}, "for other bytes"),
+        ({"acstor_os_hash_value": "no digits"}, "for other bytes"),
         ({"acstor_format": "1"}, "format version 1 is not known"),
         ({"acstor_format": None}, "format version unknown is not known"),
         ({"status": "queued"}, "its status is queued"),
@@ -103,7 +103,7 @@ def test_image_without_a_hash_has_no_artefacts() -> None:
         artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, VERSION)
     no_hash = {artefacts.OS_HASH_ALGO: "", artefacts.OS_HASH_VALUE: ""}
     bound_to_nothing = records.artefact(records.image(), **no_hash)
-    assert "of other bytes" in why(image, bound_to_nothing)
+    assert "for other bytes" in why(image, bound_to_nothing)
 
 
 @pytest.mark.parametrize("text", ["", "no id", None, 7, "../../etc/passwd"])

@@ -86,7 +86,7 @@ def test_host_name_comes_from_the_authority_and_not_from_the_request():
     [
         (CERT, OTHER_CA.certificate_pem, "none of the trusted authorities issued it"),
         (CERT, CERT, "is not a CA certificate"),
-        (CERT, b"", "no PEM"),
+        (CERT, b"", "not X.509 certificates in PEM"),
         (CA.certificate_pem, CA.certificate_pem, "it is a CA certificate"),
         (made_by_hand(common_name=HOST), CA.certificate_pem, "no subjectAltName"),
         (

@@ -108,7 +108,7 @@ def test_keyed_cid_in_a_map_without_keys_is_refused_with_its_offset() -> None:
     [
         (130, "H", 9, "9 scope keys are too many"),
         (130, "H", 0xFFFF, "65535 scope keys are too many"),
-        (130, "H", 3, "no key"),  # the third one is all zeros
+        (130, "H", 3, "a scope key is invalid"),  # the third one is all zeros
         (130, "H", 1, "after the last"),
         (192, "32s", KEYS[0], "twice"),
         (415, "B", 1, "after the last"),

@@ -13,7 +13,9 @@ def fresh():
 
 def test_message_is_accepted_once(fresh):
     assert fresh.check_and_remember((1, "a"), NOW_S, NOW_S) == ""
-    assert "accepted before" in fresh.check_and_remember((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
+    assert "accepted before" in fresh.check_and_remember(
+        (1, "a"), NOW_S, NOW_S + replay_filter.AGE_S
+    )
     assert fresh.check_and_remember((1, "b"), NOW_S, NOW_S) == ""
 
 
