@@ -176,7 +176,7 @@ async def test_chunk_map_of_a_tenant_is_ignored(images, source):
 
     forged = {**properties, "owner": images.session("tenant").get_project_id()}
     images.point("tenant", image_id, kind, images.put("tenant", b"a forgery", **forged))
-    with pytest.raises(errors.ChunkMissing, match="service project did not make it"):
+    with pytest.raises(errors.ChunkMissing, match="it does not belong to acstor's service project"):
         await source.size_bytes(blob)
 
 
@@ -222,7 +222,7 @@ def test_image_and_map_both_replaced_in_the_store_are_refused(keystone_glance, i
         stored.write_bytes(data)
     with agent_of_glance(keystone_glance, tmp_path) as agent:
         agent.wait_ready()
-        with pytest.raises(errors.Unusable, match="changed it in the store"):
+        with pytest.raises(errors.Unusable, match="it was changed in the store"):
             agents.request(agent.control_socket, "attach-image", image_id=image_id)
         with pytest.raises(OSError):
             agent.image_path(image_id).read_bytes()

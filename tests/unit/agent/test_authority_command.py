@@ -55,7 +55,7 @@ def test_existing_authority_is_never_overwritten(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     before = (tmp_path / "ca/ca.key.pem").read_bytes()
     assert run("init", tmp_path / "ca") == 1
-    assert "there is an authority already" in capsys.readouterr().err
+    assert "an authority exists already" in capsys.readouterr().err
     assert (tmp_path / "ca/ca.key.pem").read_bytes() == before
 
 
@@ -67,7 +67,7 @@ def test_key_is_not_written_to_an_existing_folder_that_others_can_access(
     shared.mkdir()
     shared.chmod(mode)
     assert run("init", shared) == 1
-    assert f"{shared}: the folder is there, and others" in capsys.readouterr().err
+    assert f"{shared}: the folder exists, and other users" in capsys.readouterr().err
     assert list(shared.iterdir()) == [] and shared.stat().st_mode & 0o7777 == mode
     own.mkdir()
     own.chmod(0o2700)
@@ -85,4 +85,4 @@ def test_invalid_arguments_and_files_are_reported(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     (tmp_path / "ca/ca.pem").write_bytes(b"garbage")
     assert run("issue", tmp_path / "ca", "h1", "--out", tmp_path / "h1") == 1
-    assert "proves nothing" in capsys.readouterr().err
+    assert "is rejected" in capsys.readouterr().err
