@@ -52,7 +52,7 @@ def options() -> list[cfg.Opt]:
             "timeout_s",
             default=TIMEOUT_S,
             min=0.1,
-            help="Time without data from the server after which a request fails. A request is tried "
+            help="Time without data from the server after which a request fails. Each is tried "
             "three times. If there is another source, the agent asks that one sooner.",
         ),
         cfg.StrOpt(
