@@ -7,6 +7,8 @@ its base, and shows that the base is in use.
 """
 
 import contextlib
+import errno
+import fnmatch
 import os
 import pathlib
 import re
@@ -64,7 +66,15 @@ def remove_user(share: pathlib.Path, volume_name: str) -> None:
 
 
 def _links(share: pathlib.Path, pattern: str) -> list[tuple[pathlib.Path, str]]:
-    found = [(path, str(path.readlink())) for path in share.glob(pattern) if path.is_symlink()]
+    found = []
+    for name in fnmatch.filter(os.listdir(share), pattern):  # glob may hide an error of the share
+        try:
+            target = os.readlink(share / name)
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.ENOENT):  # no link, or removed meanwhile
+                raise
+        else:
+            found.append((share / name, target))
     return [(path, target) for path, target in found if _BASE.fullmatch(target)]
 
 

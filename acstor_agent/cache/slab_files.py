@@ -186,8 +186,12 @@ class SlabFiles:
             fd = os.open(path, os.O_RDONLY | flags)
             self._read_only[number] = path
             return fd
-        if os.fstat(fd).st_mode & 0o077:
-            os.fchmod(fd, 0o600)
+        try:
+            if os.fstat(fd).st_mode & 0o077:
+                os.fchmod(fd, 0o600)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
 
     def _reject(self, fd: int, path: pathlib.Path, why: str) -> None:

@@ -22,6 +22,7 @@ from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.util import atomic_file
+from acstor_common.util import log_once
 from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
@@ -65,8 +66,8 @@ class RingStore:
         self._operator_file = operator_file
         self._identity = identity
         self._file_stamp: _Stamp | None = None
-        if stored_path.exists():
-            self._load_stored()
+        self._file_log = log_once.LogOnce(LOG)
+        self._load_stored()
         self._check_file()
 
     def current_ring(self) -> hash_ring.Ring:
@@ -135,9 +136,11 @@ class RingStore:
     def _load_stored(self) -> None:
         try:
             new, is_signed = self._decode_stored()
-        except errors.Unusable as e:
+        except FileNotFoundError:
+            pass
+        except (errors.Unusable, OSError) as e:  # the next start may read it
             LOG.warning("%s; it is not used", e)
-        except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
+        except (msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
             LOG.warning("dropping the stored table: %s: %s", self._stored_path, e)
             with contextlib.suppress(OSError):  # a read-only folder: the next start drops it again
                 self._stored_path.unlink(missing_ok=True)
@@ -186,16 +189,26 @@ class RingStore:
         else:
             times_ns = status.st_mtime_ns, status.st_ctime_ns  # ctime: it became readable
             stamp = status.st_ino, status.st_size, *times_ns
-            if stamp != self._file_stamp:
-                self._load_file(self._operator_file)
+            if stamp != self._file_stamp and not self._load_file(self._operator_file):
+                stamp = None  # it is read again
         self._file_stamp = stamp
 
-    def _load_file(self, path: pathlib.Path) -> None:
+    def _load_file(self, path: pathlib.Path) -> bool:
         try:
-            new = hash_ring.decode(path.read_bytes(), str(path))
-        except (OSError, errors.RingFormatError) as e:
+            raw = path.read_bytes()
+        except OSError as e:
+            self._file_log.log_warning(f"{e}; keeping the last table")
+            return False
+        self._file_log.log_warning("")
+        try:
+            new = hash_ring.decode(raw, str(path))
+        except errors.RingFormatError as e:
             LOG.warning("%s; keeping the last table", e)
-            return
+        else:
+            self._take_file(path, new)
+        return True
+
+    def _take_file(self, path: pathlib.Path, new: hash_ring.Ring) -> None:
         why = table_rules.rejection_reason(
             new.epoch, self.ring.epoch, is_signed=False, is_current_signed=self.is_signed
         )

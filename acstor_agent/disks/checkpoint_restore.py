@@ -133,6 +133,9 @@ class CheckpointRestore:
             async with self._changing.hold(disk_id):
                 if not self._disks.has_disk(disk_id):  # else it was just created
                     _remove_left(folder, disk_id)
+        for record in await trio.to_thread.run_sync(list, self._records()):
+            if record.is_complete:
+                restore_files.remove_manifest(folder, record.checkpoint_id)
         async with trio.open_nursery() as nursery:
             while True:
                 self._wanted = trio.Event()

@@ -17,7 +17,6 @@ LOG = logging.getLogger(__name__)
 DATA_ENDING = ".data"
 STATE_ENDING = ".acdisk"
 FAILED_ENDING = ".sync-failed"  # marker file: a sync failed, and the lost bytes are unknown
-_INCOMING = ".incoming-"
 
 
 class DiskFiles:
@@ -158,7 +157,8 @@ def create(
     :raises errors.Unusable: the disk exists, or data of a lost one
     """
     data, state = data_path(folder, header.disk_id), state_path(folder, header.disk_id)
-    incoming = folder / f"{_INCOMING}{header.disk_id}"
+    incoming = folder / f"{atomic_file.INCOMING}{header.disk_id}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     if state.exists():
         raise errors.Unusable(f"disk {header.disk_id}", "exists already")
     if data.exists() and data.stat().st_blocks:
@@ -179,11 +179,12 @@ def create(
             os.posix_fallocate(file.fileno(), 0, header.file_bytes)
             os.fsync(file.fileno())
         incoming.rename(state)
+        atomic_file.sync_folder(folder)
     except OSError:
-        incoming.unlink(missing_ok=True)
-        data.unlink(missing_ok=True)
+        for path in (incoming, state, data):
+            with contextlib.suppress(OSError):  # the first error matters
+                path.unlink(missing_ok=True)
         raise
-    atomic_file.sync_folder(folder)
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:

@@ -23,6 +23,7 @@ from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class Disks:
         self._io = io or disk_io.DiskIo()
         with contextlib.suppress(OSError):  # an attempt to create a disk fails
             folder.mkdir(mode=0o700, exist_ok=True)
+        atomic_file.remove_leftovers(folder)
         self.folder = folder
         self._opened = reattach
         self._boot_id = boot_id or this_boot()
@@ -66,7 +68,13 @@ class Disks:
     def list_disks(self) -> list[disk_header.DiskId]:
         """Return the disks of this host, opened since the start or not."""
         found = []
-        for path in self.folder.glob(f"*{disk_files.STATE_ENDING}"):
+        try:
+            paths = list(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        for path in paths:
+            if path.suffix != disk_files.STATE_ENDING:
+                continue
             try:
                 found.append(disk_header.parse_disk_id(path.stem))
             except ValueError:
@@ -92,12 +100,12 @@ class Disks:
         files = disk_files.DiskFiles(self.folder, disk_id, self._boot_id)
         try:
             former = self._checkpoint(disk_id, files.header.cut.chunk_count)
+            is_read_only = restore_files.is_restored(self.folder, disk_id)
+            ways = self._attach, self._io, self._reads, self.writes
+            return disk.Disk(files, *ways, former, is_read_only=is_read_only)
         except BaseException:
             files.close()
             raise
-        is_read_only = restore_files.is_restored(self.folder, disk_id)
-        ways = self._attach, self._io, self._reads, self.writes
-        return disk.Disk(files, *ways, former, is_read_only=is_read_only)
 
     def _checkpoint(
         self, disk_id: disk_header.DiskId, clusters: int

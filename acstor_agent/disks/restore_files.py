@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files beside a restored disk, named by its ID: its restore record and sealed manifest.
 
-They exist before the disk and after it, because without them the disk would show zeros in place of
-the guest's bytes. All functions block.
+They exist before and after the disk, which would show zeros without them. All functions block.
 """
 
 import contextlib
@@ -27,6 +26,7 @@ def _manifest_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib
 
 def write(folder: pathlib.Path, record: restore_record.RestoreRecord, sealed: bytes) -> None:
     """Write both files durably."""
+    folder.mkdir(mode=0o700, exist_ok=True)
     with atomic_file.atomic_write(_manifest_path(folder, record.checkpoint_id), 0o600) as file:
         file.write(sealed)
     _write_record(folder, record)
@@ -67,13 +67,18 @@ def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
 def mark_complete(folder: pathlib.Path, record: restore_record.RestoreRecord) -> None:
     """Record that all chunks are here: remove the key, the holders and the manifest."""
     _write_record(folder, record._replace(key=b"", holders=()))
-    _manifest_path(folder, record.checkpoint_id).unlink(missing_ok=True)
+    remove_manifest(folder, record.checkpoint_id)
+
+
+def remove_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
+    """Delete the manifest of a disk that needs it no more."""
+    _manifest_path(folder, disk_id).unlink(missing_ok=True)
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     """Delete both files, after the disk."""
     _record_path(folder, disk_id).unlink(missing_ok=True)
-    _manifest_path(folder, disk_id).unlink(missing_ok=True)
+    remove_manifest(folder, disk_id)
 
 
 def leftover_disk_ids(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:

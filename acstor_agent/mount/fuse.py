@@ -128,9 +128,15 @@ class MirrorOperations(pyfuse3.Operations):
         self._images, self._disks, self._cache = images, writable_disks, cache
         self._inodes, self._reattached, self._observers = inode_numbers, reattached, observers
         self._attach_deadline_s, self._gid = attach_deadline_s, gid
-        attached = images.list_attached()
-        for taken in inode_numbers.register_all(attached, writable_disks.list_disks()):
+        for taken in inode_numbers.register_all(images.list_attached(), self._list_disks()):
             LOG.error("%s; neither is served", taken)
+
+    def _list_disks(self) -> list[disk_header.DiskId]:
+        try:
+            return self._disks.list_disks()
+        except OSError as e:  # images are served without them
+            LOG.error("%s", e)
+            return []
 
     def name_guests(self, is_on: bool) -> None:
         """Switch the attribution of I/O to disks and openers of images, which has a cost."""

@@ -48,8 +48,12 @@ class MountRecord:
     def begin_record(cls, init_request: bytes) -> Self:
         """Create the record of a new mount."""
         fd = os.memfd_create(NAME)
-        _add(fd, Mounted(inodes.LAYOUT, init_request))
-        return cls(fd)
+        try:
+            _add(fd, Mounted(inodes.LAYOUT, init_request))
+            return cls(fd)
+        except OSError:
+            os.close(fd)
+            raise
 
     def init_answer(self) -> bytes | None:
         """Return the answer to FUSE_INIT, None if there was none."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from acstor_common import errors
+from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def restrict(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
-    """Create private folders and lock them against other agents, or raise Unusable.
+    """Create private folders, lock them against other agents, and tidy up; Unusable if it fails.
 
     A worker inherits the locks, and keeps them if its supervisor is killed. An orderly end releases
     them for all processes.
@@ -78,6 +79,7 @@ def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.set_inheritable(lock.fileno(), True)
                 locks.append(lock)
+                atomic_file.remove_leftovers(folder)
             except BlockingIOError as e:
                 raise errors.Unusable(
                     str(folder), "another agent uses it", "Set different folders for each agent"

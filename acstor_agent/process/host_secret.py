@@ -4,6 +4,7 @@
 It is kept in the state folder: if it changed, running guests would lose their disks.
 """
 
+import contextlib
 import logging
 import pathlib
 import secrets
@@ -21,7 +22,7 @@ def load(state_dir: pathlib.Path) -> bytes:
     """Return the secret, created if needed, or raise Unusable."""
     path = state_dir / NAME
     try:
-        if path.exists():
+        with contextlib.suppress(FileNotFoundError):
             kept = path.read_bytes()
             if len(kept) == inodes.KEY_BYTES:
                 return kept

@@ -183,6 +183,7 @@ class DiskStates:
 
     def retain_only(self, instance: ids.ImageId, retained: Collection[str]) -> None:
         """Delete all manifests but those in ``retained``."""
+        atomic_file.remove_leftovers(self._of(instance))
         for path in self._of(instance).glob(f"*{_SUFFIX}"):
             if path.name.removesuffix(_SUFFIX) not in retained:
                 path.unlink(missing_ok=True)

@@ -60,13 +60,20 @@ class VaultStore:
         self._fencing = connection_fencing.ConnectionFencing()
         self.group_sync = group_sync.GroupSync(folder)
         self.unsynced = group_sync.UnsyncedLimit()
-        self.group_sync.wait_synced()  # names that a killed process gave may not be durable
-        for owner in vault_files.owners_in(folder):
-            self.quota.count_existing(owner, quota.BLOCK_BYTES)
-            for disk in vault_files.disks_in(folder / owner):
-                for size_bytes in vault_files.sizes_in(folder / owner / disk):
-                    self.quota.count_existing(owner, size_bytes)
+        try:
+            self.group_sync.wait_synced()  # names that a killed process gave may not be durable
+            self._count_all()
+        except OSError:
+            self.close()
+            raise
         self.health = vault_health.VaultHealth(self.quota, self.group_sync)
+
+    def _count_all(self) -> None:
+        for owner in vault_files.owners_in(self.folder):
+            self.quota.count_existing(owner, quota.BLOCK_BYTES)
+            for disk in vault_files.disks_in(self.folder / owner):
+                for size_bytes in vault_files.sizes_in(self.folder / owner / disk):
+                    self.quota.count_existing(owner, size_bytes)
 
     def close(self) -> None:
         """Close the folder's file system."""
@@ -322,6 +329,12 @@ class Batch:
     def close(self) -> None:
         """Remove temporary files, and release the space of failed ones."""
         for incoming in self._incoming:
-            incoming.path.unlink(missing_ok=True)
-            if not incoming.is_kept:
-                self._vault.quota.release(self._owner, incoming.size_bytes)
+            try:
+                incoming.path.unlink(missing_ok=True)
+            except OSError as e:  # removed by the next start; it counts until then
+                LOG.warning("%s", e)
+                if incoming.is_kept:
+                    self._vault.quota.count_existing(self._owner, incoming.size_bytes)
+            else:
+                if not incoming.is_kept:
+                    self._vault.quota.release(self._owner, incoming.size_bytes)

@@ -6,6 +6,7 @@ a reader never mixes two sets.  Operators may instead use a plain folder.
 """
 
 import contextlib
+import ctypes
 import logging
 import os
 import pathlib
@@ -28,6 +29,8 @@ LOG = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 2.0
 MAX_FILE_BYTES = 256 * 1024
 SET_PREFIX = ".identity-"
+_AT_CWD, _RENAME_EXCHANGE = -100, 2  # of Linux; Python has no function for it
+_libc = ctypes.CDLL(None)
 
 Signers = tuple[signing.PublicKey, ...]
 _Stamp = tuple[int, int, int, int]
@@ -124,6 +127,7 @@ class IdentityFiles:
             return b""
         except OSError as e:
             self._log_once(f"{path}: {e.strerror}")
+            self._stamps = None  # it is read again
             return b""
 
     @contextlib.contextmanager
@@ -154,27 +158,34 @@ def write(folder: pathlib.Path, new: IdentitySet) -> None:
     """Replace the set durably, or keep it (OSError); the old files stay until the next call."""
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))
+    link = made / "link"
     try:
         names = (path.name for path in files_in(made))
         atomic_file.write_secrets(made, dict(zip(names, new, strict=True)))
-        _link(folder, made)
+        link.symlink_to(made.name)
+        _replace(folder, link)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+    atomic_file.sync_folder(folder.parent)
     for old in folder.parent.glob(f"{SET_PREFIX}*"):
         if old.name != made.name and str(old) != before:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _link(folder: pathlib.Path, made: pathlib.Path) -> None:
-    link = made / "link"
-    link.symlink_to(made.name)
-    if folder.is_dir() and not folder.is_symlink():  # a link cannot replace it
-        by_hand = folder.with_name(f"{folder.name}.by-hand")
-        shutil.rmtree(by_hand, ignore_errors=True)
+def _replace(folder: pathlib.Path, link: pathlib.Path) -> None:
+    if not folder.is_dir() or folder.is_symlink():
+        link.replace(folder)
+        return
+    by_hand = folder.with_name(f"{folder.name}.by-hand")
+    shutil.rmtree(by_hand, ignore_errors=True)
+    names = (_AT_CWD, os.fsencode(link), _AT_CWD, os.fsencode(folder))
+    if _libc.renameat2(*names, _RENAME_EXCHANGE):  # NFS cannot exchange names
         folder.rename(by_hand)
-    link.replace(folder)
-    atomic_file.sync_folder(folder.parent)
+        link.replace(folder)
+    else:
+        with contextlib.suppress(OSError):
+            link.rename(by_hand)
 
 
 def _stamp(path: pathlib.Path) -> _Stamp | None:

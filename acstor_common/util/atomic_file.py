@@ -35,7 +35,8 @@ def atomic_write(
                 os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
-            os.unlink(file.name)
+            with contextlib.suppress(OSError):  # the first error matters
+                os.unlink(file.name)
             raise
     if is_durable:
         sync_folder(path.parent)
@@ -54,7 +55,8 @@ def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
     """Delete what killed writers of ``name``, or of all files, left; no writer may be active."""
     with contextlib.suppress(OSError):
         for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                left.unlink(missing_ok=True)
 
 
 def make_private(folder: pathlib.Path) -> None:

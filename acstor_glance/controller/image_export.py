@@ -123,6 +123,7 @@ def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:
 def _write_artefact(raw: bytes, path: pathlib.Path) -> bool:
     if path.exists() and path.read_bytes() == raw:
         return False
+    atomic_file.remove_leftovers(path.parent, path.name)
     with atomic_file.atomic_write(path, MODE) as file:
         file.write(raw)
     return True

@@ -29,6 +29,7 @@ from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import public_cache
 from acstor_common.model import ids
+from tests.fakes import failing_calls
 
 KeepClass = public_cache.KeepClass
 KIB = 1024
@@ -37,13 +38,8 @@ LIMIT_BYTES = 3 * SLAB_BYTES
 SIZES = (16 * KIB, 9000, 3000, 30 * KIB)
 KILLS = 25
 START_S = 30.0
-MOST_CALLS = 500
-HOW = ("before", "half-way", "after")
 
-# The other threads are trio's idle workers, which trio forgets in a child.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
-)
+pytestmark = failing_calls.forks
 
 
 @functools.cache
@@ -73,7 +69,7 @@ def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
         status = 1
         try:
             os.close(reports)
-            report_changes(reporting)
+            report_changes(functools.partial(os.write, reporting))
             work()
             status = 0
         finally:
@@ -85,25 +81,24 @@ def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
         os.close(reports)
 
 
-def report_changes(pipe: int) -> None:
+def report_changes(tell: Callable[[bytes], object]) -> None:
     write_run, drop = slab_io.SlabIo._write_run, public_cache.PublicCache.drop_chunk
 
     def reporting_write(self, run):
         write_run(self, run)
         for job in run:
-            os.write(pipe, (b"-" if job.is_gone else b"+") + job.slot.cid)
+            tell((b"-" if job.is_gone else b"+") + job.slot.cid)
 
     def reporting_drop(self, slot):
-        os.write(pipe, b"-" + slot.cid)
+        tell(b"-" + slot.cid)
         drop(self, slot)
 
     slab_io.SlabIo._write_run = reporting_write
     public_cache.PublicCache.drop_chunk = reporting_drop
 
 
-def written(reports: int, before: set[ids.Cid]) -> set[ids.Cid]:
+def written(raw: bytes, before: set[ids.Cid]) -> set[ids.Cid]:
     """Return the chunks on disk by the child's reports until its death."""
-    raw = b"".join(iter(lambda: os.read(reports, 1 << 16), b""))
     now = set(before)
     for at in range(0, len(raw) - 32, 33):
         (now.add if raw[at : at + 1] == b"+" else now.discard)(raw[at + 1 : at + 33])
@@ -154,7 +149,8 @@ def test_kill_at_random_moments_leaves_every_slot_free_or_whole(tmp_path):
             time.sleep(dice.uniform(0.02, 0.08))
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            on_disk = check(tmp_path, written(reports, on_disk))
+            raw = b"".join(iter(functools.partial(os.read, reports, 1 << 16), b""))
+            on_disk = check(tmp_path, written(raw, on_disk))
         found += len(on_disk)
     assert found > KILLS
 
@@ -194,59 +190,14 @@ def run_phases(folder: pathlib.Path) -> None:
         trio.run(run_phase, folder, phase)
 
 
-def die_at(nth: int, how: str) -> None:
-    """Kill the process at the ``nth`` call that changes the disk."""
-    calls = 0
-
-    def fatal(name: str, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args, **kwargs):
-            nonlocal calls
-            calls += 1
-            if calls != nth:
-                return real(*args, **kwargs)
-            if how == "half-way" and name == "pwritev":
-                fd, pieces, offset = args
-                raw = b"".join(pieces)
-                os.pwrite(fd, raw[: len(raw) // 128 * 64], offset)
-            elif how == "after":
-                real(*args, **kwargs)
-            return os.kill(os.getpid(), signal.SIGKILL)
-
-        return call
-
-    for name in ("pwritev", "posix_fallocate", "rename", "unlink"):
-        setattr(os, name, fatal(name, getattr(os, name)))
+def run_reporting(folder: pathlib.Path, tell: Callable[[bytes], object]) -> None:
+    report_changes(tell)
+    run_phases(folder)
 
 
-@pytest.mark.parametrize("how", HOW)
-def test_kill_at_the_nth_write_leaves_every_slot_free_or_whole(tmp_path, how):
-    for nth in range(1, MOST_CALLS):
-        folder = tmp_path / str(nth)
-
-        def work(nth=nth, folder=folder) -> None:
-            die_at(nth, how)
-            run_phases(folder)
-
-        with child(work) as (pid, reports):
-            _, status = os.waitpid(pid, 0)
-            check(folder, written(reports, set()))
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            break
-        assert os.WTERMSIG(status) == signal.SIGKILL
-    assert 20 < nth < MOST_CALLS - 1
-
-
-def test_cache_works_after_a_kill_at_the_nth_write(tmp_path):
-    for nth in range(1, 40, 3):
-        folder = tmp_path / str(nth)
-
-        def work(nth=nth, folder=folder) -> None:
-            die_at(nth, "half-way")
-            run_phases(folder)
-
-        with child(work) as (pid, _):
-            os.waitpid(pid, 0)
+def test_kill_at_a_call_leaves_every_slot_free_or_whole(tmp_path):
+    for folder, told, _ in failing_calls.each_kill(tmp_path, 100, run_reporting):
+        check(folder, written(b"".join(told), set()))
         trio.run(run_phase, folder, store_some(range(50, 53), KeepClass.BOOT))
         assert {cid(number) for number in range(50, 53)} <= check(folder, set())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing killed at every step: the map is valid or absent, and progress is kept."""
+"""Pre-hashing killed or failing at every step: the map is valid or absent, progress is kept."""
 
 import json
 import os
@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_glance.prepare import prehash
+from tests.fakes import failing_calls
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 16384
@@ -85,6 +87,24 @@ def test_kill_at_any_step_leaves_a_valid_map_or_none(image: pathlib.Path) -> Non
         check(map_path, image)
         assert sorted(path.name for path in image.parent.iterdir()) == ["image.acmap", "image.raw"]
     assert step > 15
+
+
+def test_failed_call_leaves_a_valid_map_or_none(image: pathlib.Path, tmp_path_factory: Any) -> None:
+    data = image.read_bytes()
+    for calls in failing_calls.each_call(tmp_path_factory.mktemp("calls"), least=60):
+        copied = calls.folder / image.name
+        copied.write_bytes(data)
+        map_path = copied.with_suffix(".acmap")
+        with calls:
+            try:
+                prehash.prehash(copied, map_path, IMAGE_ID, **OPTIONS)
+            except (errors.Unusable, OSError):
+                assert calls.hit
+        if map_path.exists():
+            check(map_path, copied)
+        prehash.prehash(copied, map_path, IMAGE_ID, **OPTIONS)
+        check(map_path, copied)
+        assert {path.name for path in calls.folder.iterdir()} == {"image.acmap", "image.raw"}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -53,6 +53,13 @@ def start(
         yield begin
 
 
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sync nothing: a killed process loses no write."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda _descriptor: None)
+
+
 @pytest.fixture(scope="session")
 def openstack_lab() -> Iterator[cloud.Cloud]:
     """The OpenStack of this test run; its services start on demand."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot traces in a folder, for hosts without a message bus: one JSON file each."""
 
-import contextlib
 import logging
 import pathlib
 
@@ -23,8 +22,6 @@ class TraceSpool:
     """The folder; when it is full, a new trace replaces the oldest. Keep :meth:`run` running."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        with contextlib.suppress(OSError):  # each trace logs its own failure
-            folder.mkdir(mode=0o700, exist_ok=True)
         atomic_file.remove_leftovers(folder)
         self._folder = folder
         self._wishes, self._taken = trio.open_memory_channel[trace_message.BootTrace](UNWRITTEN)
@@ -45,6 +42,7 @@ class TraceSpool:
     def write(self, trace: trace_message.BootTrace) -> None:
         """Write a trace; blocks. A failure is logged and loses the trace."""
         try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             files = sorted(self._folder.glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime)
             for old in files[: max(0, len(files) + 1 - FILES_LIMIT)]:
                 old.unlink()

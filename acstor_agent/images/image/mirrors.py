@@ -245,6 +245,7 @@ class Mirrors:
         if size_bytes > max_map_bytes:
             raise errors.Unusable(what, f"its {size_bytes} bytes exceed the limit")
         with self._room_for(size_bytes, what):
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             with atomic_file.atomic_write(path, 0o600, is_durable=False) as incoming:
                 for offset in range(0, size_bytes, MAP_READ_BYTES):
                     length = min(MAP_READ_BYTES, size_bytes - offset)

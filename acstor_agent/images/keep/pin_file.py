@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes the pin file, and the chunk maps of pinned images; blocks."""
 
+import contextlib
 import logging
 import pathlib
 from collections.abc import Mapping
@@ -44,11 +45,10 @@ class PinFile:
     def derive_pins(self) -> Pins:
         """Return pins of all attached images, most recently touched first."""
         stamps = {}
-        for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
-            try:
-                stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
-            except (ValueError, OSError):
-                continue  # Mirrors logs it
+        with contextlib.suppress(OSError):  # Mirrors logs it
+            for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
+                with contextlib.suppress(ValueError, OSError):
+                    stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
         last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
         return {image_id: pin_record.ImagePin(image_id, stamps[image_id]) for image_id in last}
 

@@ -109,10 +109,13 @@ def test_spool_keeps_a_bounded_number_of_traces(tmp_path):
 
 
 @pytest.mark.expect_log("boot trace of image .* is lost")
-def test_trace_is_lost_if_the_spool_folder_is_gone(tmp_path):
+def test_trace_is_lost_without_a_spool_folder_and_the_next_one_makes_it(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
-    (tmp_path / "traces").rmdir()
+    (tmp_path / "traces").write_bytes(b"not a folder")
     spool.write(decode(message()))
+    (tmp_path / "traces").unlink()
+    spool.write(decode(message()))
+    assert len(list((tmp_path / "traces").iterdir())) == 1
 
 
 async def test_trace_is_written_by_a_thread(tmp_path, nursery):

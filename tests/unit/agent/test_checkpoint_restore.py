@@ -457,6 +457,18 @@ async def test_incomplete_files_of_a_killed_worker_are_removed(worker, kept):
                 await trio.sleep(0.01)
 
 
+async def test_manifest_that_a_killed_worker_left_is_removed(host, worker, kept, tmp_path):
+    async with running(worker):
+        await worker.recovering.make_disk(kept.recovery(), MIRROR)
+        await until_whole(worker)
+    left = tmp_path / f"disks/{DISK}.acmanifest"
+    left.write_bytes(kept.manifest)
+    async with running(Worker(host, tmp_path, kept)):
+        with trio.fail_after(5):
+            while left.exists():  # noqa: ASYNC110 - there is no event
+                await trio.sleep(0.01)
+
+
 async def test_restore_succeeds_over_incomplete_files_of_a_killed_worker(worker, kept):
     leave(worker, kept)
     assert await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()

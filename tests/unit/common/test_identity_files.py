@@ -102,7 +102,7 @@ def test_failed_write_keeps_the_previous_identity(folder, keys, monkeypatch):
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(identity_files, "_link", fail)
+    monkeypatch.setattr(identity_files, "_replace", fail)
     with pytest.raises(OSError, match="No space"):
         identity_files.write(folder, keys.host("h1"))
     assert (os.path.realpath(folder), (folder / "key.pem").read_bytes()) == before
