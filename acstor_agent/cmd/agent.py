@@ -51,6 +51,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     os.umask(0o077)  # only the agent may read its files
     own = conf.acstor_agent
     settings.check(own)
+    check_absolute(conf)
     membership.import_optional(conf)
     state_dir = pathlib.Path(own.state_dir).resolve()
     check_mirror_accessible(conf, state_dir)
@@ -96,6 +97,15 @@ def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:
         )
         return manager
     return fd_holder.HolderStore(state_dir)
+
+
+def check_absolute(conf: cfg.ConfigOpts) -> None:
+    """Raise Unusable for a relative path: other services have other working folders."""
+    named = ("acstor", "mount_point"), ("acstor", "control_socket")
+    for group, name in (*named, ("acstor_agent", "state_dir"), ("acstor_agent", "cache_dir")):
+        path = conf[group][name]
+        if not os.path.isabs(path):
+            raise errors.Unusable(f"[{group}] {name}", f"{path!r} is not an absolute path")
 
 
 def check_mirror_accessible(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from acstor_common import errors
 from acstor_common.service import argument_types
 from acstor_common.service import console_script
 from acstor_common.service import log_format
+from acstor_common.service import log_stream
 from acstor_common.service import signals
 
 
@@ -27,6 +28,7 @@ def main() -> int:
         return check(given.state_dir)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     log_format.install()
+    log_stream.install()
     signals.install()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))

@@ -55,10 +55,7 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, read_status: ReadStatus) -> Callable[[], None]:
-    """Start the endpoint in a thread; return a function that stops it.
-
-    :raises errors.Unusable: the address cannot be used
-    """
+    """Start the endpoint in a thread; return what stops it, or raise Unusable for the address."""
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(read_status))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")

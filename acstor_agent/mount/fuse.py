@@ -17,8 +17,6 @@ import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Coroutine
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -42,6 +40,7 @@ from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import reattach
 from acstor_agent.images.image import usage
 from acstor_agent.images.read import mirror
+from acstor_agent.mount import folder_entries
 from acstor_agent.mount import fuse_attributes
 from acstor_agent.mount import killed_guests
 from acstor_agent.runtime import disk_io
@@ -54,12 +53,7 @@ LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FileId = TypeVar("FileId", ids.ImageId, disk_header.DiskId)
-_Entry = tuple[int, tuple[bytes, pyfuse3.InodeT]]
 
-_IMAGES = pyfuse3.InodeT(2)
-_DISKS = pyfuse3.InodeT(3)
-_FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 
 LOG_INTERVAL_S = 10.0
@@ -128,6 +122,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._images, self._disks, self._cache = images, writable_disks, cache
         self._inodes, self._reattached, self._observers = inode_numbers, reattached, observers
         self._attach_deadline_s, self._gid = attach_deadline_s, gid
+        self._entries = folder_entries.FolderEntries(images, writable_disks, inode_numbers)
         for taken in inode_numbers.register_all(images.list_attached(), self._list_disks()):
             LOG.error("%s; neither is served", taken)
 
@@ -161,17 +156,18 @@ class MirrorOperations(pyfuse3.Operations):
         if len(name) > fuse_attributes.NAME_MAX:  # the kernel lets names of 1,024 bytes through
             raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         if parent_inode == pyfuse3.ROOT_INODE:
-            for inode, folder in _FOLDERS.items():
+            for inode, folder in folder_entries.FOLDERS.items():
                 if name == folder:
                     return fuse_attributes.of_folder(inode, self._gid)
-        if parent_inode not in _FOLDERS:
+        if parent_inode not in folder_entries.FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
         file_id, ending = _split(name)
-        if parent_inode == _IMAGES and ending == _ENDING:
+        if parent_inode == folder_entries.IMAGES and ending == _ENDING:
             await self._attach(file_id)
             return await self.getattr(pyfuse3.InodeT(self._inodes.of_image(file_id)), ctx)
         disk_id = disk_header.DiskId(file_id)
-        if parent_inode != _DISKS or not self._disks.is_shown(disk_id, file_id + ending):
+        is_disk = parent_inode == folder_entries.DISKS
+        if not (is_disk and self._disks.is_shown(disk_id, file_id + ending)):
             raise pyfuse3.FUSEError(errno.ENOENT)
         return await self.getattr(pyfuse3.InodeT(self._inodes.register_disk(disk_id)), ctx)
 
@@ -180,7 +176,7 @@ class MirrorOperations(pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Return the attributes of an inode."""
-        if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
+        if inode == pyfuse3.ROOT_INODE or inode in folder_entries.FOLDERS:
             return fuse_attributes.of_folder(inode, self._gid)
         if inode in self._inodes.disks:
             return fuse_attributes.of_disk(inode, await self._disk(inode))
@@ -311,24 +307,13 @@ class MirrorOperations(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
         """List a folder."""
-        for number, (name, inode) in self._entries(fh, start_id):
+        for number, (name, inode) in self._entries.list_entries(fh, start_id):
             try:
                 attributes = await self.getattr(inode, pyfuse3.RequestContext())
             except pyfuse3.FUSEError:
                 continue
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), attributes, number):
                 return
-
-    def _entries(self, folder: int, start: int) -> Iterator[_Entry]:
-        """Yield entries of a folder from ``start``, each with the number of the next one."""
-        if folder == pyfuse3.ROOT_INODE:
-            names = [(name, inode) for inode, name in _FOLDERS.items()]
-            return iter(list(enumerate(names, 1))[start:])
-        if folder == _DISKS:
-            disks = self._disks.list_disks()[start:]
-            return _named(disks, start, self._inodes.register_disk, self._disks.name_of)
-        images = list(self._images.attached_now)[start:]
-        return _named(images, start, self._inodes.register_image, f"{{}}{_ENDING}".format)
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -370,19 +355,6 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ENOENT) from e
         self._inodes.register_image(image_id)
         return found
-
-
-def _named(
-    found: Iterable[FileId],
-    start: int,
-    know: Callable[[FileId], int],
-    name_of: Callable[[FileId], str],
-) -> Iterator[_Entry]:
-    for number, file_id in enumerate(found, start + 1):
-        try:
-            yield number, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
-        except errors.NumberInUse as e:
-            LOG.error("%s", e)
 
 
 def _split(name: bytes) -> tuple[ids.ImageId, str]:

@@ -113,6 +113,7 @@ class GlanceSource(driver.Driver):
         self._threads = blocking_threads.BlockingThreads(
             f"Keystone, for {self._where}", SIGN_IN_THREADS
         )
+        self._in_turn = keystone_auth.InTurn()
         self._preference = store_preference.StorePreference()
 
     def prefer_location(self, levels: Sequence[str]) -> None:
@@ -366,8 +367,9 @@ class GlanceSource(driver.Driver):
 
     async def _pass(self, what: str, refused: str | None = None) -> ServiceEndpoint:
         """Return token and URLs; authenticates if needed, or if a token was ``refused``."""
+        sign_in = functools.partial(self._in_turn, self._sign_in, refused)
         try:
-            ticket = await self._threads.run(what, None, lambda: self._sign_in(refused))
+            ticket = await self._threads.run(what, None, sign_in)
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
             why = f"Keystone is unreachable: {error}"
             raise errors.SourceUnreachable(what, self._where, why) from error

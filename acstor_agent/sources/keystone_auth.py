@@ -3,10 +3,13 @@
 
 import copy
 import re
+import threading
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 from typing import Self
+from typing import TypeVar
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
@@ -16,6 +19,9 @@ from oslo_config import cfg
 from oslo_config import types
 
 from acstor_common import errors
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 AUTH_TYPES = ("password", "v3applicationcredential")
 INTERFACES = ("internal", "public")
@@ -50,6 +56,17 @@ class Catalog(NamedTuple):
 
 
 DEFAULT_CATALOG = Catalog()
+
+
+class InTurn:
+    """Makes calls of threads one at a time: else one discards the token that another just got."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Callable[[A], T], argument: A) -> T:
+        with self._lock:
+            return call(argument)
 
 
 def catalog_options() -> list[cfg.Opt]:

@@ -17,6 +17,7 @@ from oslo_config import types
 from oslo_log import log
 
 from acstor_common.service import log_format
+from acstor_common.service import log_stream
 from acstor_common.service import unknown_options
 from acstor_common.util import byte_sizes
 
@@ -132,6 +133,7 @@ def load(
     read(conf, args, prog, register, options, description=description)
     log.setup(conf, "acstor")
     log_format.install()
+    log_stream.install()
     warn_of_unknown(conf, options)
 
 

@@ -28,6 +28,7 @@ from acstor_common.util import supervision
 
 CONNECTIONS = 16
 ACCEPT_INTERVAL_S = 0.01
+FAILED_ACCEPT_S = 0.5  # pause after it: without descriptors, the next one would fail at once
 DEADLINE_S = 10.0  # of a connection
 REQUEST_BYTES = 8 * 1024
 KEPT_S = 1.0
@@ -93,6 +94,13 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         self._lock = threading.Lock()
         self._open: dict[Any, float] = {}  # connection -> time accepted, oldest first
         super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(FAILED_ACCEPT_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, and delay the next accept."""

@@ -74,6 +74,23 @@ def end(made: Supervised) -> None:
             runs.tool(["umount", "--lazy", point])
 
 
+def state_of(pid: str) -> str:
+    """Return the state of a process as in /proc, empty if there is none."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+@pytest.mark.parametrize("work", ["die", "fail"])
+def test_workers_that_died_are_reaped(supervise, work):
+    made = supervise(work)
+    made.said(4)
+    children = pathlib.Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children")
+    states = [state_of(pid) for pid in children.read_text().split()]
+    assert states.count("Z") <= 1  # the latest, which its supervisor may not have noticed yet
+    made.stop()
+
+
 @pytest.mark.parametrize("work", ["die", "fail"])
 def test_worker_that_dies_at_once_is_restarted_with_backoff(supervise, work):
     made = supervise(work)

@@ -60,21 +60,27 @@ class LocalServer:
         self.body_bytes = 0
 
 
+class _IPv6Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
 @contextlib.contextmanager
 def serve(
-    files: dict[str, bytes], tls: ssl.SSLContext | None = None, port: int = 0
+    files: dict[str, bytes], tls: ssl.SSLContext | None = None, port: int = 0, *, ipv6: bool = False
 ) -> Iterator[LocalServer]:
     """Serve ``files`` by name on a loopback port; close connections after the block.
 
     :param port: 0: any free one
     """
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
+    kind, ip = (_IPv6Server, "::1") if ipv6 else (http.server.ThreadingHTTPServer, "127.0.0.1")
+    server = kind((ip, port), _Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(
             server.socket, server_side=True, do_handshake_on_connect=False
         )
     scheme = "http" if tls is None else "https"
-    server.local = LocalServer(f"{scheme}://127.0.0.1:{server.server_address[1]}/", files)
+    authority = f"[{ip}]" if ipv6 else ip
+    server.local = LocalServer(f"{scheme}://{authority}:{server.server_address[1]}/", files)
     try:
         with server_threads.serving(server):
             yield server.local

@@ -43,6 +43,8 @@ MIB = 1 << 20
         ("acstor_agent", "peer_security", "secure", "secure needs a certificate of this host"),
         ("acstor_agent", "peer_security", "tls", "peer_security"),
         ("acstor", "mount_point", "/dev/null", "/dev/null"),
+        ("acstor", "mount_point", "mirror", "[acstor] mount_point: 'mirror' is not an absolute"),
+        ("acstor_agent", "cache_dir", "cache", "cache_dir: 'cache' is not an absolute path"),
     ],
 )
 def test_bad_option_is_named(tmp_path, section, option, value, said):

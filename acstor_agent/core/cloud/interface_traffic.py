@@ -43,10 +43,7 @@ class InterfaceCounters(Protocol):
     """Reads the counters of network interfaces."""
 
     def read_counters(self) -> InterfaceSample:
-        """Return the current counters; blocks.
-
-        :raises errors.Unusable: there is no such interface, or the kernel refuses
-        """
+        """Return the counters; blocks. Raise Unusable without such an interface, or if refused."""
 
 
 @dataclasses.dataclass(frozen=True)

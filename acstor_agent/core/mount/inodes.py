@@ -32,7 +32,7 @@ KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
 _TAG_SHIFT, _TAG_BITS = 42, 14
-_HASH_BITS = _TAG_SHIFT
+_HASH_MASK = (1 << _TAG_SHIFT) - 1
 _OPENER_MASK = (1 << _OPENER_BITS) - 1
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _OPENING_MASK = _OPENER_MASK << _OPENER_SHIFT | _TAG_MASK << _TAG_SHIFT
@@ -50,6 +50,11 @@ def keyed(key: bytes) -> Hash:
         return int.from_bytes(blake3.blake3(name, key=key).digest(length=8), "big")
 
     return number
+
+
+def position_of(inode: int) -> int:
+    """Return the position of a file in its folder, the same for each worker."""
+    return inode & _HASH_MASK
 
 
 class Opening(NamedTuple):
@@ -105,7 +110,7 @@ class Inodes:
         return self._number(b"disk " + disk_id.encode()) | _DISK
 
     def _number(self, name: bytes) -> int:
-        return self._number_of(name) & ((1 << _HASH_BITS) - 1)
+        return self._number_of(name) & _HASH_MASK
 
     def register_image(self, image_id: ids.ImageId) -> int:
         """Register an image; return its inode, or raise NumberInUse if another image has it."""

@@ -50,10 +50,7 @@ async def pre_seed(
     is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
-    """Fetch an image's missing chunks; return the byte counts.
-
-    :raises errors.AcstorError: a chunk is unavailable; fetched ones stay
-    """
+    """Fetch missing chunks; return byte counts, or raise AcstorError and keep what was fetched."""
     cut = image.map.geometry
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):

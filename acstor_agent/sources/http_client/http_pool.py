@@ -94,6 +94,7 @@ class HttpPool:
         self._context = None if own else http_stream.tls_context(what, limits.ca_file)
         self._connector = http_connector.HttpConnector(f"[{what}]")
         self._follows_redirects = follows_redirects
+        self._max_idle = self.connections * (2 if follows_redirects else 1)  # of two servers
         self._credentials: dict[str, str] = {}
         if auth is not None:
             pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
@@ -161,9 +162,15 @@ class HttpPool:
     async def aclose(self) -> None:
         """Close idle connections; those in use are closed after use."""
         self._is_closed = True
+        self._close_idle()
+
+    def _close_idle(self, server: http_endpoint.HttpEndpoint | None = None) -> None:
         idle, self._idle = self._idle, []
-        for _, stream, _ in idle:
-            stream.close()
+        for whose, stream, since_s in idle:
+            if server in (None, whose):
+                stream.close()
+            else:
+                self._idle.append((whose, stream, since_s))
 
     @contextlib.asynccontextmanager
     async def send_request(
@@ -196,6 +203,7 @@ class HttpPool:
             yield answer
             is_clean = answer.is_over
         except (OSError, h11.ProtocolError) as error:
+            self._close_idle(server)  # what broke this connection may have broken them
             via = f", after a redirect to {server.authority}" if followed else ""
             raise range_request.transient_error(_reason(error) + via) from error
         finally:
@@ -253,7 +261,7 @@ class HttpPool:
             return
         self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
         self._idle.append((server, stream, trio.current_time()))
-        if len(self._idle) > self.connections:
+        if len(self._idle) > self._max_idle:
             self._idle.pop(0)[1].close()
 
 

@@ -41,3 +41,13 @@ def test_folder_that_contains_the_mount_point_is_refused(tmp_path, option):
     conf = load(tmp_path, **folders)
     with pytest.raises(errors.Unusable, match=f"it is inside .acstor_agent. {option}"):
         agent.check_mirror_accessible(conf, folders["state_dir"])
+
+
+@pytest.mark.parametrize("option", ["mount_point", "control_socket", "state_dir", "cache_dir"])
+def test_relative_path_is_refused_by_its_option(tmp_path, option):
+    conf = load(tmp_path, state_dir=tmp_path / "state", cache_dir=tmp_path / "cache")
+    agent.check_absolute(conf)
+    group = "acstor_agent" if option.endswith("_dir") else "acstor"
+    conf.set_override(option, "here/it", group)
+    with pytest.raises(errors.Unusable, match=rf"\[{group}\] {option}: 'here/it' is not an abs"):
+        agent.check_absolute(conf)

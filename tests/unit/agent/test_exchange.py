@@ -744,6 +744,19 @@ async def test_neighbours_are_told_of_an_eviction_and_forget_the_holder(cloud, a
     assert cloud.hosts[name].counters.withdrawn == len(told)
 
 
+async def test_chunk_evicted_after_it_was_sent_to_a_peer_is_fetched_again(cloud, autojump_clock):
+    wanted = cloud.ref_of(0)
+    home, *peers = cloud.home(wanted), *cloud.others(wanted)
+    for name in (home, peers[0]):
+        await read(cloud, name, wanted)
+    for name in (home, peers[0]):
+        cloud.caches[name].drop_chunk(wanted.cid)
+    for name in (home, *peers):
+        assert (await read(cloud, name, wanted)).data == bytes_of(0)
+        assert wanted.cid in cloud.caches[name]
+    assert cloud.source.reads == [0, 0]
+
+
 async def test_home_sends_eviction_hints_to_the_oldest_holders(cloud, autojump_clock):
     wanted = cloud.ref_of(0)
     cloud.is_heard = False

@@ -12,6 +12,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
 from acstor_agent.images.boot import boot_timelines
 from acstor_agent.images.image import usage
+from acstor_agent.mount import folder_entries
 from acstor_agent.mount import fuse
 from acstor_common import errors
 from acstor_common.util import log_limit
@@ -62,7 +63,7 @@ async def mounted(folder):
 
 async def look_up(operations):
     context = pyfuse3.RequestContext()
-    entry = await operations.lookup(fuse._IMAGES, f"{IMAGE}.raw".encode(), context)
+    entry = await operations.lookup(folder_entries.IMAGES, f"{IMAGE}.raw".encode(), context)
     return entry.st_ino, (await operations.open(entry.st_ino, os.O_RDONLY, context)).fh
 
 

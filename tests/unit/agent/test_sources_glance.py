@@ -2,9 +2,12 @@
 """The source glance, mostly with invalid answers of Glance or Keystone."""
 
 import hashlib
+import itertools
 import json
+import time
 
 import pytest
+import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
@@ -64,6 +67,35 @@ async def test_rejected_token_is_replaced_once(server, source):
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
     tokens = [request["x-auth-token"] for request in server.asked]
     assert tokens == ["token-1", "token-1", "token-2"]
+
+
+class InterruptedUser(fake_glance.ServiceUser):
+    """Other threads run between its answer with a token and the use of the token."""
+
+    def get_token(self, session, **more):
+        token = super().get_token(session, **more)
+        time.sleep(next(self.pauses_s))
+        return token
+
+    pauses_s = itertools.count(0.0, 0.02)
+
+
+async def test_reads_rejected_at_the_same_time_renew_the_token_once(server):
+    user = InterruptedUser(server.url)
+    source = glance.GlanceSource(keystone_session.Session(auth=user))
+    await source.size_bytes(IMAGE)
+    user.pauses_s = itertools.chain([0.0] * 12, itertools.count(0.0, 0.02))
+
+    def reject_old_token(handler, asked):
+        is_old = asked.headers["x-auth-token"] == "token-1"
+        (http_server.status(401) if is_old else http_server.fine)(handler, asked)
+
+    server.always = reject_old_token
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(source.read, IMAGE, 0, 4)
+    assert user.sign_ins == 2
+    await source.aclose()
 
 
 async def test_user_rejected_by_glance_is_reported_after_two_requests(server, source):

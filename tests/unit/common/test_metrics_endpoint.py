@@ -3,6 +3,8 @@
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -138,3 +140,45 @@ def test_metrics_are_collected_once_a_second_by_one_thread() -> None:
     now_s[0] += 0.001
     shown()
     assert collected.times == asked + 2
+
+
+WITHOUT_DESCRIPTORS = """
+import resource, socket, socketserver, sys
+import prometheus_client
+from acstor_common.service import metrics_endpoint
+
+accepts, accept, held = [], socketserver.TCPServer.get_request, []
+
+def counted(server):
+    accepts.append(server)
+    return accept(server)
+
+socketserver.TCPServer.get_request = counted
+metrics_endpoint.serve(sys.argv[1], prometheus_client.CollectorRegistry(), "an option")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+try:
+    while True:
+        held.append(socket.socket())
+except OSError:
+    print("none left", flush=True)
+sys.stdin.readline()
+print(len(accepts), flush=True)
+for sock in held:
+    sock.close()
+sys.stdin.readline()
+"""
+
+
+def test_endpoint_without_descriptors_pauses_and_answers_once_it_has_some() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    argv = [sys.executable, "-c", WITHOUT_DESCRIPTORS, f"127.0.0.1:{port}"]
+    with subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, bufsize=1) as process:
+        assert process.stdout.readline() == "none left\n"
+        with connect(port) as waiting:
+            waiting.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            time.sleep(2.0)
+            process.stdin.write("\n")
+            assert 1 <= int(process.stdout.readline()) <= 2.0 / metrics_endpoint.FAILED_ACCEPT_S + 2
+            assert waiting.recv(12) == b"HTTP/1.0 200"
+        process.stdin.write("\n")
