@@ -314,15 +314,15 @@ class MirrorOperations(pyfuse3.Operations):
                 return
 
     def _entries(self, folder: int, start: int) -> Iterator[_Entry]:
-        """Yield entries of a folder from ``start``, each with the number of the next one."""
+        """Yield entries of a folder behind a position, which stays valid if others are removed."""
         if folder == pyfuse3.ROOT_INODE:
-            names = [(name, inode) for inode, name in _FOLDERS.items()]
-            return iter(list(enumerate(names, 1))[start:])
+            found = [(int(inode), (name, inode)) for inode, name in _FOLDERS.items()]
+            return (entry for entry in found if entry[0] > start)
         if folder == _DISKS:
-            disks = self._disks.list_disks()[start:]
-            return _named(disks, start, self._inodes.register_disk, self._disks.name_of)
-        images = list(self._images.attached_now)[start:]
-        return _named(images, start, self._inodes.register_image, f"{{}}{_ENDING}".format)
+            disks = _behind(start, self._disks.list_disks(), self._inodes.of_disk)
+            return _named(disks, self._inodes.register_disk, self._disks.name_of)
+        images = _behind(start, self._images.attached_now, self._inodes.of_image)
+        return _named(images, self._inodes.register_image, f"{{}}{_ENDING}".format)
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -366,15 +366,21 @@ class MirrorOperations(pyfuse3.Operations):
         return found
 
 
+def _behind(
+    start: int, found: Iterable[FileId], inode_of: Callable[[FileId], int]
+) -> list[tuple[int, FileId]]:
+    placed = ((inodes.position_of(inode_of(file_id)), file_id) for file_id in found)
+    return sorted(entry for entry in placed if entry[0] > start)
+
+
 def _named(
-    found: Iterable[FileId],
-    start: int,
+    found: Iterable[tuple[int, FileId]],
     know: Callable[[FileId], int],
     name_of: Callable[[FileId], str],
 ) -> Iterator[_Entry]:
-    for number, file_id in enumerate(found, start + 1):
+    for position, file_id in found:
         try:
-            yield number, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
+            yield position, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
         except errors.NumberInUse as e:
             LOG.error("%s", e)
 

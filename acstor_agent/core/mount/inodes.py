@@ -52,6 +52,11 @@ def keyed(key: bytes) -> Hash:
     return number
 
 
+def position_of(inode: int) -> int:
+    """Return the position of an inode in the listing of its folder, at least 1."""
+    return inode % (1 << _HASH_BITS) + 1
+
+
 class Opening(NamedTuple):
     """Meaning of a mirror's handle."""
 
