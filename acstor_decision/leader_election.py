@@ -102,7 +102,7 @@ class LeaderElection:
         try:
             owns = bool(lock.is_still_owner())
         except tooz.NotImplemented:
-            return True  # the driver cannot tell
+            owns = _is_held(lock)
         if not owns:
             LOG.warning("%s lost the leadership", self.instance)
             self._release_lock()
@@ -111,6 +111,18 @@ class LeaderElection:
     def _shown_url(self) -> str:
         scheme, _, rest = self._url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _is_held(lock: Any) -> bool:
+    """Return whether a lock of tooz that cannot tell still has its lease or its connection."""
+    try:
+        if lease := getattr(lock, "_lease", None):  # etcd; heartbeats do not notice its end
+            return bool(lease.ttl() > 0)
+        if link := getattr(lock, "_conn", None):  # of a database, whose lock ends with it
+            link.cursor().execute("SELECT 1")
+    except Exception as e:  # of the driver's library
+        raise tooz.ToozError(str(e)) from e
+    return True
 
 
 def _with_lease(url: str, lease_s: float) -> str:

@@ -149,10 +149,7 @@ class ReadCounters:
 
 
 class ExchangeCounters:
-    """Counters of chunks that enter and leave the host.
-
-    Fetched / read bytes over the non-local origins is the amplification.
-    """
+    """Counters of chunks that enter and leave the host."""
 
     def __init__(self) -> None:
         self.fetched_total = Tally()  # includes detached images

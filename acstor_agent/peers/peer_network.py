@@ -29,6 +29,7 @@ from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.identity import credentials
+from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
@@ -314,7 +315,7 @@ class PeerNetwork:
         ip, peer = "an unknown address", "an unknown address"
         try:
             ip, port = stream.socket.getpeername()[:2]
-            peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            peer = addresses.with_port(ip, port)
             with self.unauthenticated.limit_handshake(ip):
                 if not await self._may_handshake(stream, ip):
                     return

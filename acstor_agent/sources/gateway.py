@@ -26,6 +26,7 @@ from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_common.service import session_options
 from acstor_common.wire import image_grants
 
 GROUP = "source_gateway"
@@ -111,7 +112,7 @@ class GatewaySource(glance.GlanceSource):
     def _sign_in(self, refused: str | None) -> glance.ServiceEndpoint:
         ticket = super()._sign_in(refused)
         url = self._url or self._catalog.url_of(self._session, SERVICE_TYPE, "a gateway")
-        files = f"{url.rstrip('/').removesuffix('/v1')}/v1/images"
+        files = f"{session_options.unversioned(url)}/v1/images"
         ticket = ticket._replace(files=files, query="")  # it goes by the weights of its own stores
         return ticket._replace(records=files, has_grants=True) if self._has_grants() else ticket
 

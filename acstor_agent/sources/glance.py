@@ -36,6 +36,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
+from acstor_common.service import session_options
 from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
@@ -388,7 +389,7 @@ class GlanceSource(driver.Driver):
             self._session, "image", "an image service"
         )
         project_id = self._session.get_project_id() or ""
-        endpoint = endpoint.rstrip("/").removesuffix("/v2")
+        endpoint = session_options.unversioned(endpoint)
         query = self._preference.find_stores(self._session, token or "", endpoint)
         images = f"{endpoint}/v2/images"
         return ServiceEndpoint(token or "", endpoint, project_id, images, query, images)

@@ -86,4 +86,4 @@ class HolderPool:
 
     def _address(self, ring: hash_ring.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]
-        return f"[{ip}]:{self._vault_port}" if ":" in ip else f"{ip}:{self._vault_port}"
+        return addresses.with_port(ip, self._vault_port)

@@ -27,6 +27,11 @@ def parse(text: str) -> tuple[str, int]:
     return str(ip), int(match[3])
 
 
+def with_port(host: str, port: int | None) -> str:
+    """Return ``host:port``, with an IPv6 address in brackets: the inverse of :func:`parse`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def parse_remote(text: str) -> tuple[str, int]:
     """Parse another host's address; ValueError if it is malformed or not reachable."""
     ip, port = parse(text)

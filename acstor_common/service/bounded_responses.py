@@ -22,6 +22,8 @@ import urllib3
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 
+from acstor_common.model import addresses
+
 MAX_BYTES: Final = 4 << 20  # of a body; a token response contains the service catalog
 MAX_LIST_BYTES: Final = 16 << 20  # of a body with a page of 1,000 servers or images
 WITHIN_S: Final = 120.0
@@ -162,7 +164,7 @@ def _bounded(pool: Any, connection_class: type) -> Any:
 
 
 def _address_of(pool: Any) -> str:
-    return f"{pool.host}:{pool.port}"
+    return addresses.with_port(pool.host, pool.port)
 
 
 class _Response(http.client.HTTPResponse):

@@ -18,6 +18,7 @@ from oslo_messaging import opts as messaging_opts
 from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import errors
+from acstor_common.model import addresses
 from acstor_common.model import clocks
 from acstor_common.service import tracing
 from acstor_common.util import log_limit
@@ -87,7 +88,8 @@ def _set_defaults(conf: cfg.ConfigOpts) -> None:
 def broker_of(transport: Any) -> str:
     """Return a transport's hosts, user and option, for operators."""
     hosts = [
-        f"{host.hostname}:{host.port}" + (f" as {host.username}" if host.username else "")
+        addresses.with_port(host.hostname, host.port)
+        + (f" as {host.username}" if host.username else "")
         for host in oslo_messaging.TransportURL.parse(transport.conf).hosts
         if host.hostname
     ]

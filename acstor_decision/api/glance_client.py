@@ -65,7 +65,7 @@ class GlanceClient:
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
-        self._session = loading.load_session_from_conf_options(conf, GROUP.name)
+        self._session = session_options.load_session(conf, GROUP.name)
         bounded_responses.bound(self._session, bounded_responses.MAX_LIST_BYTES)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time)
 
@@ -84,18 +84,23 @@ class GlanceClient:
 
     def list_images(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
         """Return all images that ``auth`` may see and that are not hidden."""
-        found: list[image_record.Image] = []
+        found: Records = {}
+        markers: list[str] = []
         query = {"visibility": "all", "sort": "id:asc", "limit": str(PAGE)}
         if auth is None:
-            return ImageListing(found, True)
+            return ImageListing([], True)
         for _ in range(MAX_PAGES):
-            answer = self._get("/v2/images", auth, query)
-            found += _images_of(answer)
+            after = {"marker": markers[-1]} if markers else {}
+            answer = self._get("/v2/images", auth, {**query, **after})
+            if answer is None:
+                markers.pop()
+                continue
+            found |= {image.id: image for image in _images_of(answer)}
             page = answer.get("images") if isinstance(answer, dict) else None
             if not page or "next" not in answer:
-                return ImageListing(found, True)
-            query["marker"] = str(page[-1].get("id", ""))
-        return ImageListing(found, False)
+                return ImageListing([*found.values()], True)
+            markers = [str(image.get("id", "")) for image in page]
+        return ImageListing([*found.values()], False)
 
     def _get(self, path: str, auth: plugin.BaseAuthPlugin, query: dict[str, str]) -> Any:
         asking = loading.load_adapter_from_conf_options(
@@ -111,6 +116,8 @@ class GlanceClient:
             why = f"no answer within {self._session.timeout:g} s"
             raise GlanceUnreachable(why, f"{why} ([glance] timeout): {e}") from e
         except (exceptions.ClientException, ValueError) as e:
+            if "marker" in query and isinstance(e, exceptions.BadRequest):
+                return None  # the image was deleted
             LOG.warning("Glance: %s", e)
             raise GlanceUnreachable(type(e).__name__, str(e)) from e
 

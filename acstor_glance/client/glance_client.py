@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Glance as acstor's service user, with acstor's errors and records; thread-safe."""
 
+import collections
 import contextlib
 import heapq
 import http
@@ -30,11 +31,13 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
+from acstor_common.service import session_options
 from acstor_glance import conf as glance_conf
 
 LOG = logging.getLogger(__name__)
 
 PAGE_IMAGES = 100
+MARKERS = 16  # images in a row that may be deleted while a list is read
 PIECE_BYTES = 1 << 20
 _PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 _TEMPORARY = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
@@ -51,7 +54,7 @@ def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
     group = glance_conf.GROUP.name
     try:
         auth = loading.load_auth_from_conf_options(conf, group)
-        session = loading.load_session_from_conf_options(conf, group, auth=auth)
+        session = session_options.load_session(conf, group, auth)
     except (keystone_errors.ClientException, cfg.Error) as exc:
         raise errors.Unusable(
             f"[{group}]", str(exc), "See auth_type and the options that follow it"
@@ -125,10 +128,27 @@ class GlanceClient:
     def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Image]:
         order = {"sort_key": sorted_by, "sort_dir": "asc"} if sorted_by else {}
         with translate_errors("list of images"):
-            found = self._client.images.list(page_size=PAGE_IMAGES, filters=query, **order)
-            for record in found:
+            for record in self._records(query, order):
                 with contextlib.suppress(ValueError):  # acstor has no use for other IDs
                     yield image_record.Image.from_record(record)
+
+    def _records(self, query: dict[str, Any], order: dict[str, str]) -> Iterator[Any]:
+        seen = collections.deque[str](maxlen=MARKERS)
+        while True:
+            after = {"marker": seen[-1]} if seen else {}
+            found = self._client.images.list(
+                page_size=PAGE_IMAGES, filters=dict(query), **order, **after
+            )
+            try:
+                for record in found:
+                    seen.append(str(record["id"]))
+                    yield record
+            except glance_errors.HTTPBadRequest:  # the last image was deleted: no marker any more
+                if len(seen) < 2:
+                    raise
+                seen.pop()
+            else:
+                return
 
     def list_artefacts(
         self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
@@ -353,6 +373,9 @@ def translate_errors(what: str) -> Iterator[None]:
         raise _of_status(what, exc.http_status, exc) from exc
     except (keystone_errors.ClientException, glance_errors.ClientException) as exc:
         raise errors.ImageServiceRefused(what, first_line(exc)) from exc
+    except (KeyError, AttributeError, ValueError) as exc:  # of glanceclient
+        why = f"its answer is malformed: {type(exc).__name__}: {first_line(exc)}"
+        raise errors.ImageServiceUnreachable(what, why) from exc
 
 
 def _of_status(what: str, status: object, exc: Exception) -> errors.ImageServiceError:

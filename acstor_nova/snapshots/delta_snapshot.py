@@ -10,8 +10,10 @@ import contextvars
 import dataclasses
 import logging
 import os
+import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +35,8 @@ LOG = logging.getLogger(__name__)
 FORMATS = ("raw", "qcow2")
 _REASONS = control_wire.Fallback
 _Ineligible = host_context.NotEligibleError
+_PREFIX = "acstor-"
+_PROCESS = uuid.uuid4().hex[:8]  # in the names of the copies of disks that this process makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +119,14 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         return mirror_link.image_of(base) if base else None
 
 
+def _remove_copies(folder: str, ending: str) -> None:
+    for name in os.listdir(folder):
+        is_ours = name.startswith(_PREFIX) and name.endswith(ending)
+        if is_ours and not name.startswith(f"{_PREFIX}{_PROCESS}-"):
+            LOG.info("%s of a former nova-compute is removed", os.path.join(folder, name))
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+
+
 def _reason(e: Exception) -> control_wire.Fallback:
     match e:
         case host_context.NotEligibleError():
@@ -180,9 +192,11 @@ class Snapshot:
             raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
 
     def _make_live(self, disk_path: str, name: str) -> None:
-        folder = self._host.nova.conf.libvirt.snapshots_directory
+        conf = self._host.nova.conf
+        folder, ending = conf.libvirt.snapshots_directory, f"@{conf.host}"
         os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as own:
+        _remove_copies(folder, ending)  # those that a killed nova-compute of this host left
+        with tempfile.TemporaryDirectory(ending, f"{_PREFIX}{_PROCESS}-", folder) as own:
             os.chmod(own, 0o701)  # QEMU writes there as another user
             token = _sender.set(self._send)
             try:

@@ -14,6 +14,8 @@ ARTEFACT_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"
 SERVICE_PROJECT = "5e5b1c3d2f4e4d6f8a9b0c1d2e3f4a5b"
 TENANT = "aa5b1c3d2f4e4d6f8a9b0c1d2e3f4a5b"
 BYTES = b"what the image holds" * 1000
+CATALOG_PATHS = ("", "/", "/v2", "/v2/", "/v2.9", "/image", "/image/v2/")
+"""Paths of Glance's URL in Keystone's catalog."""
 
 
 def record(**changed: Any) -> dict[str, Any]:

@@ -194,6 +194,12 @@ def content_range(text: str | None) -> Behaviour:
     return lambda handler, asked: answer(handler, 206, asked.part, headers)
 
 
+def other_case(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Respond with headers, and a unit of the range, in another case, and with spaces."""
+    text = asked.content_range.replace("bytes", "Bytes")
+    answer(handler, 206, asked.part, {"CONTENT-RANGE": f"  {text}\t"})
+
+
 def garbage(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Respond with bytes that are not HTTP."""
     handler.wfile.write(b"\x16\x03\x01\x00 this is not HTTP at all\r\n\r\n")

@@ -77,6 +77,13 @@ def saying(folder: pathlib.Path, said: bytes) -> Iterator[nbd_client.Export]:
 
 
 @contextlib.contextmanager
+def closing(folder: pathlib.Path, said: bytes) -> Iterator[nbd_client.Export]:
+    """Send ``said`` to a client, and close the connection."""
+    with _serving(folder / "closed.sock", lambda client: client.sendall(said)) as path:
+        yield own(path)
+
+
+@contextlib.contextmanager
 def _serving(path: pathlib.Path, serve: Callable[[socket.socket], None]) -> Iterator[str]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A mirror as a guest, Nova and libvirt see it: the image's bytes in a read-only file."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -8,11 +9,14 @@ import random
 import shutil
 import stat
 import subprocess
+import sys
 import time
 
 import pytest
 
 from acstor_common.model import geometry
+from acstor_common.wire import control_client
+from acstor_common.wire import control_wire
 from tests.fakes import hosts
 from tests.lab import local
 
@@ -131,6 +135,37 @@ def test_folder_lists_only_opened_and_attached_images(images, start):
     assert other not in agent.status()["images"]
     with os.scandir(folder) as entries:
         assert all(entry.is_file() and entry.stat().st_size == CHUNK for entry in entries)
+
+
+def list_part(fd: int) -> list[str]:
+    """Return the next entries of an open folder, a page of them."""
+    page = ctypes.create_string_buffer(4096)
+    length = ctypes.CDLL(None, use_errno=True).getdents64(fd, page, len(page))
+    names, at = [], 0
+    while at < length:
+        entry_bytes = int.from_bytes(page.raw[at + 16 : at + 18], sys.byteorder)
+        names.append(page.raw[at + 19 : at + entry_bytes].split(b"\0")[0].decode())
+        at += entry_bytes
+    return names
+
+
+def test_listing_shows_each_remaining_image_once_while_others_are_detached(images, start):
+    agent = start()
+    image_ids = [images.add(local.random_bytes(4096, seed=n)) for n in range(60)]
+    for image_id in image_ids:
+        agent.image_path(image_id).read_bytes()
+    fd = os.open(agent.mount_point / "images", os.O_RDONLY)
+    try:
+        seen = list_part(fd)
+        assert 0 < len(seen) < 30
+        for image_id in image_ids[:30]:
+            control_client.send(str(agent.control_socket), control_wire.DetachImage(image_id))
+        while part := list_part(fd):
+            seen += part
+    finally:
+        os.close(fd)
+    assert len(seen) == len(set(seen))
+    assert set(seen) >= {f"{image_id}.raw" for image_id in image_ids[30:]}
 
 
 def test_name_without_an_image_is_refused_at_once(images, start):

@@ -3,10 +3,14 @@
 
 import pathlib
 import shutil
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from acstor_decision import leader_election
 from tests.lab import decision
 from tests.lab import runs
 from tests.lab import tuned
@@ -67,3 +71,36 @@ def test_standby_leads_within_two_collections(service, tmp_path, request):
             killed_s = time.monotonic()
             runs.wait_for(two.leads, 2 * COLLECTION_S + SLACK_S, "another leader", two.log)
             print(f"{service.__name__}: another led after {time.monotonic() - killed_s:.1f} s")
+
+
+CANDIDATE = """
+import sys
+from acstor_decision import leader_election
+lead = leader_election.LeaderElection(sys.argv[1], "paused", lease_s=2.0)
+for _ in sys.stdin:
+    print(lead.is_leader(), flush=True)
+"""
+
+
+def test_leader_whose_lease_ended_during_a_pause_does_not_lead_and_may_lead_again(etcd):
+    command = [sys.executable, "-W", "ignore", "-c", CANDIDATE, etcd.url]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as paused:
+
+        def leads():
+            print(file=paused.stdin, flush=True)
+            return paused.stdout.readline() == "True\n"
+
+        try:
+            runs.wait_for(leads, START_S, "a leader", etcd.log)
+            other = leader_election.LeaderElection(etcd.url, "other", lease_s=2.0)
+            assert not other.is_leader()
+            paused.send_signal(signal.SIGSTOP)
+            runs.wait_for(other.is_leader, START_S, "another leader", etcd.log)
+            paused.send_signal(signal.SIGCONT)
+            assert not leads()
+            assert other.is_leader()
+            other.step_down()
+            runs.wait_for(leads, START_S, "the former leader", etcd.log)
+        finally:
+            paused.kill()

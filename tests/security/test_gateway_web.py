@@ -74,6 +74,11 @@ def test_ranges_share_a_kept_connection(server, reader):
     assert server.connections == 1
 
 
+def test_headers_and_unit_of_the_range_may_have_any_case(server):
+    server.always = http_server.other_case
+    assert read(f"{server.url}image").data == DATA[1000:6000]
+
+
 # Time
 
 

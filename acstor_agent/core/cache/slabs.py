@@ -81,10 +81,7 @@ class Slabs:
         self._ceiling_bytes = self.limit_bytes
 
     def victims_for(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other slot sizes to evict for one of ``layout``, cheapest first.
-
-        The list is empty if they do not suffice.
-        """
+        """Return slabs of other slot sizes to evict for a ``layout``, cheapest first, or none."""
         others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
         victims = []
         surplus = self.surplus_bytes(layout)

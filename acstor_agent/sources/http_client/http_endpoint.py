@@ -5,6 +5,8 @@ import functools
 import urllib.parse
 from typing import NamedTuple
 
+from acstor_common.model import addresses
+
 URLS_REMEMBERED = 256
 _SAFE = "/%:=&~+!$,;'@()*"
 
@@ -19,8 +21,8 @@ class HttpEndpoint(NamedTuple):
     @property
     def authority(self) -> str:
         """Value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+        whole = addresses.with_port(self.host, self.port)
+        return whole.removesuffix(":443" if self.is_tls else ":80")
 
 
 @functools.lru_cache(URLS_REMEMBERED)

@@ -19,7 +19,7 @@ RETRY_AFTER_LIMIT_S = 5.0  # the longest pause that Retry-After can impose
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MAX_REDIRECTS = 5
 
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
@@ -218,7 +218,7 @@ def is_empty_blob(status: int, headers: HasHeaders) -> bool:
     True
     """
     if status == 416:
-        return headers.get("Content-Range", "") == "bytes */0"
+        return headers.get("Content-Range", "").lower() == "bytes */0"
     return status == 200 and headers.get("Content-Length", "") == "0"
 
 

@@ -44,11 +44,15 @@ RUN_DIR: Final = "/run/libvirt/qemu"
 _SHORT_NAME: Final = 20  # length of the domain's name in its folder's name
 EXPORT_BITMAP: Final = "changed"  # name of an incremental backup's bitmap over NBD
 _AGENT_TIMEOUT_S: Final = 10
+_AGENT_DEFAULT: Final = libvirt.VIR_DOMAIN_AGENT_RESPONSE_TIMEOUT_BLOCK
+"""libvirt's own timeout, which is the domain's: another would limit Nova's calls too."""
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
 _METADATA_ONLY: Final = libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
+_NOT_FROZEN: Final = {libvirt.VIR_ERR_INTERNAL_ERROR, libvirt.VIR_ERR_OPERATION_INVALID}
+"""The agent refused, as while Nova has frozen the guest, or the guest is paused."""
 _NOT_THERE: Final = {
     libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT,
     libvirt.VIR_ERR_NO_DOMAIN,
@@ -174,7 +178,9 @@ class Domain:
         self._drop_metadata()
         is_active = self._domain.isActive()
         if is_active and may_be_frozen:
+            self._limit_agent(_AGENT_TIMEOUT_S)
             self._thaw()
+            self._limit_agent(_AGENT_DEFAULT)
         if is_active and (socket := self._socket()):
             self._ended(socket)
 
@@ -256,6 +262,8 @@ class Domain:
         finally:
             if is_frozen:
                 self._thaw()
+            if self._server.has_agent:
+                self._limit_agent(_AGENT_DEFAULT)
 
     def _freeze(self) -> bool:
         try:
@@ -263,9 +271,14 @@ class Domain:
             self._domain.fsFreeze()
         except libvirt.libvirtError as e:
             LOG.info("%s: its file systems were not frozen: %s", self.name, e)
-            self._thaw()  # it may succeed after the timeout
+            if e.get_error_code() not in _NOT_FROZEN:
+                self._thaw()  # it may succeed after the timeout
             return False
         return True
+
+    def _limit_agent(self, timeout_s: int) -> None:
+        with contextlib.suppress(libvirt.libvirtError):
+            self._domain.agentSetResponseTimeout(timeout_s)
 
     def _thaw(self) -> None:
         try:

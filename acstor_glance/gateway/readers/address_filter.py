@@ -45,10 +45,7 @@ class FilteredConnection:
     networks: Sequence[addresses.Network] = ()
 
     def _new_conn(self: Any) -> socket.socket:
-        """Connect within the timeout, or raise InternalAddress; the rest is the TLS handshake's.
-
-        Overrides urllib3's method, as urllib3.contrib.socks does.
-        """
+        """Connect within the timeout, or raise InternalAddress; the rest is the TLS handshake's."""
         until_s = time.monotonic() + self.timeout
         failed: Exception | None = None
         try:

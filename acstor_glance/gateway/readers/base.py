@@ -10,7 +10,7 @@ from typing import NamedTuple
 from acstor_common import errors
 from acstor_glance.gateway import byte_range
 
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.ASCII)
+_CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,19})-(\d{1,19})/(\d{1,19})", re.ASCII)
 _MD5 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
@@ -80,7 +80,7 @@ class Reader(abc.ABC):
         self, requested: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
     ) -> ObjectRange:
         """Return the range from an HTTP answer; StoreUnreachable if it is another."""
-        match = _CONTENT_RANGE.fullmatch(content_range)
+        match = _CONTENT_RANGE.fullmatch(content_range.strip())
         wanted = (requested.offset, requested.offset + requested.length - 1)
         if match is None or (int(match[1]), int(match[2])) != wanted:
             got = content_range[:80]

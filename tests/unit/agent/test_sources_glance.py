@@ -62,6 +62,29 @@ async def test_artefacts_are_found_through_the_image(source):
     assert await source.read(BOOT_IMAGE, 0, 4) == b"boot"
 
 
+@pytest.mark.parametrize("path", glance_records.CATALOG_PATHS)
+async def test_glance_is_found_below_any_form_of_its_url(server, path):
+    server.files |= {f"image/{name}": data for name, data in server.files.items()}
+    source = glance.GlanceSource(fake_glance.session(server.url.rstrip("/") + path))
+    assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
+    await source.aclose()
+
+
+class AnyToken(fake_glance.ServiceUser):
+    """A service user whose token has characters that URLs quote."""
+
+    def get_token(self, session, **_):
+        return "a+b/c=%2B"
+
+
+async def test_token_is_sent_unquoted(server):
+    session = keystone_session.Session(auth=AnyToken(server.url))
+    source = glance.GlanceSource(session)
+    await source.read(IMAGE, 0, 4)
+    assert {request["x-auth-token"] for request in server.asked} == {"a+b/c=%2B"}
+    await source.aclose()
+
+
 async def test_rejected_token_is_replaced_once(server, source):
     server.behaviours = [http_server.fine, http_server.status(401)]
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]

@@ -134,6 +134,7 @@ async def test_transient_failure_is_unreachable_and_the_next_read_succeeds(
         http_server.hints_first(1),
         http_server.hints_first(8),
         http_server.drip(0.001, 1000),
+        http_server.other_case,
     ],
 )
 async def test_unusual_valid_response_is_read(source, server, behaviour):

@@ -101,6 +101,7 @@ def test_mismatched_content_length_is_unreachable(length):
     ("status", "headers", "is_empty"),
     [
         (416, {"Content-Range": "bytes */0"}, True),
+        (416, {"Content-Range": "Bytes */0"}, True),
         (200, {"Content-Length": "0"}, True),
         (416, {"Content-Range": "bytes */10"}, False),
         (416, {}, False),

@@ -182,6 +182,27 @@ def test_unrequested_or_incomplete_data_is_refused(tmp_path, said, why):
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        fake.GREETING,
+        fake.AGREED[:-1],
+        fake.AGREED,
+        fake.AGREED + fake.reply(1, DATA)[:10],
+        fake.AGREED + fake.reply(0x8001, struct.pack(">IH", 5, 3))[:-1],
+    ],
+)
+@pytest.mark.parametrize(
+    "ask", [lambda disk: read(disk, 0, 512), lambda disk: [*disk.iter_extents()]]
+)
+def test_connection_that_the_server_closes_is_an_error(tmp_path, said, ask):
+    lost = pytest.raises(errors.Unusable, match=r"it went away|Connection reset|Broken pipe")
+    with fake.closing(tmp_path, said) as export, lost:
+        with nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as disk:
+            ask(disk)
+
+
+@pytest.mark.parametrize(
     ("said", "why"),
     [
         (fake.reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not requested"),

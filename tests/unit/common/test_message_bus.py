@@ -185,3 +185,9 @@ def test_malformed_messages_do_not_fill_the_log(watched_log):
     now_s[0] += message_bus.WARNINGS_S
     endpoint.lit({}, 1)  # type: ignore[attr-defined]
     assert len(watched_log.messages) == message_bus.WARNINGS + 2
+
+
+def test_broker_is_shown_with_ipv6_brackets_and_without_its_password(conf, transport):
+    conf.set_override("transport_url", "rabbit://acstor:p@ss:w@[fd00::1]:5672/")
+    shown = "[fd00::1]:5672 as acstor, of [DEFAULT] transport_url"
+    assert message_bus.broker_of(transport) == shown

@@ -1,13 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of Glance's and Keystone's libraries become acstor's errors, which name who must act."""
+"""The client of Glance: URLs, lists, streams, and errors, which name who must act."""
+
+import http.server
+import itertools
+import json
+import pathlib
+import threading
+import uuid
 
 import pytest
 import requests
 from glanceclient import exc as glance_errors
 from keystoneauth1 import exceptions as keystone_errors
+from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_glance.client import glance_client
+from acstor_glance.client import range_support
+from acstor_glance.gateway import image_lookup
+from tests.fakes import glance_options
+from tests.fakes import glance_records
+from tests.fakes import http_server
+from tests.fakes import listed_images
+
+RECORD = f"v2/images/{glance_records.IMAGE_ID}"
+IDS = [str(uuid.UUID(int=number)) for number in range(1, 301)]
+WAIT_S = 60.0
 
 
 @pytest.mark.parametrize(
@@ -59,6 +77,19 @@ def test_html_page_is_not_quoted_in_the_error() -> None:
     assert "<html>" not in str(caught.value)
 
 
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/json"}])
+def test_malformed_error_response_counts_as_unreachable(
+    tmp_path: pathlib.Path, headers: dict[str, str]
+) -> None:
+    """glanceclient raises KeyError, or AttributeError for JSON without objects."""
+    with http_server.serve({listed_images.SCHEMA: listed_images.ANY_IMAGE}) as server:
+        server.always = lambda handler, asked: http_server.answer(
+            handler, 502, b'{"a": 1}', headers
+        )
+        with pytest.raises(errors.ImageServiceUnreachable, match="its answer is malformed"):
+            glance_client.connect(configured(tmp_path, server.url)).get_image("i1")
+
+
 class Locations:
     """Glance's response to a request for an image's locations."""
 
@@ -80,3 +111,87 @@ def test_inactive_locations_are_left_out() -> None:
         {"url": "file:///4", "metadata": {"store": "far"}, "status": "uploading"},
     )
     assert client.list_locations("i1") == [("file:///1", "fs"), ("file:///2", "")]
+
+
+def configured(folder: pathlib.Path, url: str, option: str = "endpoint") -> cfg.ConfigOpts:
+    """Return the options of a client that needs no Keystone."""
+    file = folder / "acstor-glance.conf"
+    lines = ("[acstor_glance]", "auth_type = none", f"state_dir = {folder}", f"{option} = {url}")
+    file.write_text("\n".join(lines))
+    return glance_options.conf(file)
+
+
+def glance(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+    answer = http_server.fine if "range" in asked.headers else listed_images.answer
+    answer(handler, asked)
+
+
+@pytest.mark.parametrize("option", ["endpoint", "endpoint_override"])
+@pytest.mark.parametrize("path", glance_records.CATALOG_PATHS)
+def test_glance_is_found_below_any_form_of_its_url(
+    tmp_path: pathlib.Path, option: str, path: str
+) -> None:
+    files = {
+        listed_images.SCHEMA: listed_images.ANY_IMAGE,
+        RECORD: json.dumps(glance_records.record()).encode(),
+        f"{RECORD}/file": b"bytes",
+    }
+    with http_server.serve(files | {f"image/{name}": files[name] for name in files}) as server:
+        server.always = glance
+        conf = configured(tmp_path, server.url.rstrip("/") + path, option)
+        image = glance_client.connect(conf).get_image(glance_records.IMAGE_ID)
+        assert image == glance_records.image()
+        found = range_support.RangeProber(conf).has_ranges(image)
+        assert found.support is range_support.RangeSupport.RANGES
+        answer = image_lookup.adapter_of(conf).get(f"/{RECORD}", authenticated=False)
+        assert answer.json()["id"] == image.id
+
+
+@pytest.mark.parametrize("count", [1, 15])
+def test_list_of_images_is_complete_though_images_are_deleted_meanwhile(
+    tmp_path: pathlib.Path, count: int
+) -> None:
+    deleted = IDS[100 - count : 100]  # the last ones of a page
+    with http_server.serve(listed_images.ListedImages(IDS, deleted)) as server:
+        server.always = listed_images.answer
+        images = glance_client.connect(configured(tmp_path, server.url))
+        assert [image.id for image in images.list_images("id")] == IDS
+
+
+def test_list_of_images_fails_if_too_many_images_are_deleted_meanwhile(
+    tmp_path: pathlib.Path,
+) -> None:
+    with http_server.serve(listed_images.ListedImages(IDS, IDS[:100])) as server:
+        server.always = listed_images.answer
+        images = glance_client.connect(configured(tmp_path, server.url))
+        with pytest.raises(errors.ImageServiceRefused, match="list of images"):
+            list(images.list_images("id"))
+        assert len(server.asked) == 3 + glance_client.MARKERS  # with schema and hidden images
+
+
+def test_connection_is_closed_when_an_unfinished_download_is_given_up(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Glance cannot delete an image while it is being sent."""
+    has_ended = threading.Event()
+
+    def send(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/octet-stream")
+        handler.send_header("Content-Length", str(1 << 30))
+        handler.end_headers()
+        try:
+            for _ in itertools.repeat(None, 1 << 10):
+                handler.wfile.write(bytes(1 << 20))
+        except ConnectionError:
+            has_ended.set()
+
+    with http_server.serve({f"{RECORD}/file": b"image"}) as server:
+        server.always = send
+        images = glance_client.connect(configured(tmp_path, server.url))
+        with pytest.raises(ZeroDivisionError):
+            with images.open_image_data(glance_records.IMAGE_ID) as pieces:
+                assert next(pieces)
+                raise ZeroDivisionError
+        assert has_ended.wait(WAIT_S)
+        del pieces  # it had the response until now

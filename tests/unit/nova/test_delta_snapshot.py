@@ -68,6 +68,7 @@ class Nova:
             cfg.StrOpt("snapshots_directory", default=str(folder / "snapshots")),
         ):
             self.conf.register_opt(opt, group="libvirt")
+        self.conf.register_opt(cfg.StrOpt("host", default="h1"))
         self.conf([], default_config_files=[], default_config_dirs=[])
         self.socket = folder / "control.sock"
         self.conf.set_override("control_socket", str(self.socket), group="acstor")
@@ -340,3 +341,16 @@ def test_other_conversions_are_not_intercepted(nova, agent):
         nova.host, lambda *args: asked.append(args), "d", "raw", "o", "raw"
     )
     assert asked == [("d", "raw", "o", "raw")]
+
+
+def test_copies_of_a_killed_nova_compute_are_removed(nova, agent, gateway):
+    nova.is_live = True
+    folder = nova.folder / "snapshots"
+    for name in ("acstor-00000000-x@h1", "acstor-00000000-x@h2", "tmpx"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "disk").write_bytes(bytes(4096))
+    running = folder / f"acstor-{delta_snapshot._PROCESS}-x@h1"  # another snapshot's
+    running.mkdir()
+    assert nova.snapshot() is None
+    left = {"acstor-00000000-x@h2", "tmpx", running.name}
+    assert {path.name for path in folder.iterdir()} == left
