@@ -109,7 +109,7 @@ class HostContext:
     def link_image(
         self, context: Any, image_id: str, link: str, trusted_certs: Any = None
     ) -> image_record.Image:
-        """Link an image's mirror into Nova's image cache; return it. NotEligibleError: download it."""
+        """Link a mirror into Nova's image cache; NotEligibleError: the image must be downloaded."""
         if self.nova.base_name(image_id) != os.path.basename(link):
             raise NotEligibleError(
                 _REASONS.OTHER_NAME, f"Nova requests it under another name, {link}"

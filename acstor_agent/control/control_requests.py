@@ -48,7 +48,7 @@ class ControlledAgent(Protocol):
         """Return the agent's status; thread-safe."""
 
     def set_disk_policy(self, policy: str) -> str:
-        """Set and return the disk policy (``auto``: choose one), or raise Unusable if it is unknown."""
+        """Set and return the disk policy (``auto``: choose one); Unusable if it is unknown."""
 
 
 class ControlRequests:

@@ -28,12 +28,12 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S = 5.0  # longest time until a write is synced without a guest's request
-_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 
 
 def this_boot() -> bytes:
     """Return the ID of the host's current boot."""
-    return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+    return uuid.UUID(pathlib.Path(BOOT_ID_FILE).read_text().strip()).bytes
 
 
 class Disks:

@@ -214,16 +214,14 @@ class MirrorOperations(pyfuse3.Operations):
     async def open(
         self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
-        """Open a disk, or an image for reading.
-
-        The kernel drops cached pages of a disk: a new disk with the same ID has the same inode.
-        """
+        """Open a disk, whose cached pages may be those of a former one, or an image for reading."""
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
                 raise pyfuse3.FUSEError(errno.EPERM)
             if (await self._disk(inode)).is_read_only and flags & (os.O_WRONLY | os.O_RDWR):
                 raise pyfuse3.FUSEError(errno.EROFS)
-            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
+            disk_handle = self._inodes.open_disk(inode, bool(flags & os.O_DSYNC))
+            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(disk_handle), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
         image = await self._mirror(inode)
@@ -250,8 +248,8 @@ class MirrorOperations(pyfuse3.Operations):
             if found.timelines and (timing := found.timelines.get(opening.guest)):
                 return await timing.run_timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)
-        if fh in self._inodes.disks:
-            return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
+        if self._inodes.disk_of(fh):
+            return await (await self._disk(fh)).read(off, size)
         opening = self._inodes.opening_of(fh)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -261,14 +259,18 @@ class MirrorOperations(pyfuse3.Operations):
 
     @_answers_errors
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
-        """Write to a disk."""
-        return await (await self._disk(pyfuse3.InodeT(fh))).write(off, buf)
+        """Write to a disk; sync it, because the kernel does not after asynchronous writes."""
+        found = await self._disk(fh)
+        length = await found.write(off, buf)
+        if inodes.is_synchronous(fh):
+            await found.sync()
+        return length
 
     @_answers_errors
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         """Sync a disk; do nothing for an image, because ENOSYS disables fsync for all."""
-        if fh in self._inodes.disks:
-            await (await self._disk(pyfuse3.InodeT(fh))).sync()
+        if self._inodes.disk_of(fh):
+            await (await self._disk(fh)).sync()
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         """Return ENOSYS, so the kernel never asks again: it would wait even in a killed process."""
@@ -333,8 +335,8 @@ class MirrorOperations(pyfuse3.Operations):
         image_id = opening.image_id
         return self._images.get_nowait(image_id) or await self._attach(image_id)
 
-    async def _disk(self, inode: pyfuse3.InodeT) -> disk.Disk:
-        disk_id = self._inodes.disks.get(inode)
+    async def _disk(self, number: int) -> disk.Disk:
+        disk_id = self._inodes.disk_of(number)
         if disk_id is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         return self._disks.get_nowait(disk_id) or await self._disks.open(disk_id)

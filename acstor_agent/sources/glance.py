@@ -114,7 +114,7 @@ class GlanceSource(driver.Driver):
         self._threads = blocking_threads.BlockingThreads(
             f"Keystone, for {self._where}", SIGN_IN_THREADS
         )
-        self._in_turn = keystone_auth.InTurn()
+        self._sign_ins = keystone_auth.SerialCalls()
         self._preference = store_preference.StorePreference()
 
     def prefer_location(self, levels: Sequence[str]) -> None:
@@ -368,7 +368,7 @@ class GlanceSource(driver.Driver):
 
     async def _pass(self, what: str, refused: str | None = None) -> ServiceEndpoint:
         """Return token and URLs; authenticates if needed, or if a token was ``refused``."""
-        sign_in = functools.partial(self._in_turn, self._sign_in, refused)
+        sign_in = functools.partial(self._sign_ins.run_call, self._sign_in, refused)
         try:
             ticket = await self._threads.run(what, None, sign_in)
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:

@@ -58,13 +58,14 @@ class Catalog(NamedTuple):
 DEFAULT_CATALOG = Catalog()
 
 
-class InTurn:
-    """Makes calls of threads one at a time: else one discards the token that another just got."""
+class SerialCalls:
+    """Calls of threads, one at a time: else one discards the token that another just got."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def __call__(self, call: Callable[[A], T], argument: A) -> T:
+    def run_call(self, call: Callable[[A], T], argument: A) -> T:
+        """Call, while no other call runs."""
         with self._lock:
             return call(argument)
 

@@ -20,6 +20,7 @@ from tests.fakes import older_kernel
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 READY = "READY=1"
 DEADLINE_S = 60.0
@@ -69,6 +70,9 @@ class ManagedAgent:
         self.images = local.ImageFolder(folder / "source")
         self.image_id = self.images.add(local.random_bytes(IMAGE_BYTES))
         self.mount_point = folder / "mirror"
+        self.control_socket = folder / "control.sock"
+        self.constants: tuned.Constants = {}
+        """That differ from the product's at the next start."""
         sections = {"source_file": {"folder": self.images.folder}, **(changes or {})}
         self.config_file = hosts.configure(folder, sections)
 
@@ -97,7 +101,8 @@ class ManagedAgent:
             raise AssertionError(f"it ended with {self.process.returncode}")
 
     def _begin(self, tree: pathlib.Path | None) -> None:
-        argv = [*self._kernel, agents.BIN / "acstor-agent", "--config-file", self.config_file]
+        command = agents.command(self.constants)
+        argv = [*self._kernel, *command, "--config-file", self.config_file]
         changes = {"PYTHONPATH": str(tree)} if tree else {}
         self.process: subprocess.Popen[bytes] = self.manager.start(
             argv, self.folder / "log", changes

@@ -13,6 +13,7 @@ import uuid
 
 import pytest
 
+from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 from acstor_common.model import geometry
 from tests.fakes import disk_writers
@@ -105,6 +106,19 @@ def test_writes_through_a_shared_mapping_reach_the_disk(image_id, start, tmp_pat
     )
     subprocess.run(["python3", "-c", code, path], check=True, timeout=20)
     assert read_direct(path) == (DATA[:70000] + b"hello" + DATA[70005:]).ljust(SIZE, b"\0")
+
+
+@pytest.mark.parametrize("engine", ["psync", "libaio"])
+@pytest.mark.parametrize("flag", ["dsync", "sync"])
+def test_write_to_a_synchronous_opening_is_synced(image_id, start, engine, flag):
+    """The kernel syncs after a write with O_DSYNC, but not after an asynchronous direct one."""
+    agent = start()
+    path = make(agent, image_id)
+    argv = ["fio", "--name=write", f"--filename={path}", "--rw=write", "--bs=64k", "--size=64k"]
+    flags = [f"--ioengine={engine}", "--direct=1", f"--sync={flag}"]
+    subprocess.run([*argv, *flags], check=True, timeout=20, stdout=subprocess.DEVNULL)
+    state = agent.folder / "state" / "disks" / f"{path.stem}.acdisk"
+    assert state.read_bytes()[disk_header.AT_MARKS] == disk_header.WRITTEN
 
 
 def test_length_of_a_disk_cannot_be_changed(image_id, start):

@@ -66,6 +66,13 @@ def write_ring(
     return new.replace(path)
 
 
+def command(constants: tuned.Constants) -> Sequence[str | pathlib.Path]:
+    """Return the command line of an agent with ``constants``; its arguments follow."""
+    if constants:
+        return tuned.argv("acstor_agent.cmd.agent", constants)
+    return [BIN / "acstor-agent"]
+
+
 def request(socket_path: pathlib.Path, op: str, **fields: object) -> Any:
     """Send a request to an agent's control socket and return the result.
 
@@ -168,9 +175,7 @@ class Agent:
     @property
     def argv(self) -> list[str | pathlib.Path]:
         """The command that runs the agent."""
-        plain = [BIN / "acstor-agent"]
-        tuned_ = tuned.argv("acstor_agent.cmd.agent", self.constants) if self.constants else plain
-        return [*tuned_, "--config-file", self.config_file]
+        return [*command(self.constants), "--config-file", self.config_file]
 
     @property
     def state_dir(self) -> pathlib.Path:

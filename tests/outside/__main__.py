@@ -4,8 +4,9 @@
 ``samples``: QEMU's sample images.  ``iotests``: the images that QEMU's iotests make.  ``fuzz``:
 random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' tests of its format
 inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.  ``rest``:
-schemathesis on the REST API, as each role.  ``fsx``: random operations on a writable disk of the
-mirror, while workers are killed.
+schemathesis on the REST API, as each role.  ``fsx`` and ``fio``: operations on writable disks of
+the mirror, while workers and supervisors are killed and, under fio, the host loses power.
+``overlay``: both on guests' disks over the mirror, while QEMU is killed, too.
 """
 
 import argparse
@@ -14,9 +15,11 @@ import logging
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Iterable
 
-from tests.outside import fsx
+from tests.outside import crash_parts
+from tests.outside import crash_passes
 from tests.outside import fuzz
 from tests.outside import inspector
 from tests.outside import iotests
@@ -27,7 +30,7 @@ from tests.outside import rest_roles
 from tests.outside import sample_images
 
 COMMAND = "tools/outside-tests.sh"
-PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest", "fsx")
+PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest", "fsx", "fio", "overlay")
 KEPT = qemu_source.CACHE / "found"
 _PROGRESS = 1000  # images
 _WIDTHS = (44, 40, 40)
@@ -44,7 +47,9 @@ def main() -> int:
         "inspector": lambda: run_inspector(),
         "readers": lambda: run_readers(),
         "rest": lambda: run_rest(options),
-        "fsx": lambda: run_fsx(options),
+        "fsx": lambda: run_crashes("fsx", crash_parts.run_fsx, options),
+        "fio": lambda: run_crashes("fio", crash_parts.run_fio, options),
+        "overlay": lambda: run_crashes("overlay", crash_parts.run_overlay, options),
     }
     failed = [part for part in options.part or PARTS if not run[part]()]
     print(f"failed: {', '.join(failed)}" if failed else "nothing is answered otherwise")
@@ -58,9 +63,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same images")
     parser.add_argument("--first", type=int, default=0, help="number of the fuzzer's first image")
     parser.add_argument("--examples", type=int, default=10, help="of each REST operation")
-    parser.add_argument("--operations", type=int, default=1_000_000, help="of fsx")
-    parser.add_argument("--kills", type=int, default=100, help="of workers while fsx runs")
-    parser.add_argument("--minutes", type=float, default=60, help="longest time of fuzzer and fsx")
+    parser.add_argument("--operations", type=int, default=1_000_000, help="of fsx and fio")
+    parser.add_argument("--kills", type=int, default=100, help="of processes while these run")
+    parser.add_argument("--minutes", type=float, default=60, help="longest time of such a part")
     parser.add_argument("--test", action="append", help="run this iotest alone")
     parser.add_argument("--format", action="append", choices=iotests.FORMATS, help="of iotests")
     return parser.parse_args()
@@ -134,14 +139,17 @@ def run_rest(options: argparse.Namespace) -> bool:
     return is_good
 
 
-def run_fsx(options: argparse.Namespace) -> bool:
-    """Run fsx on a writable disk."""
-    found = fsx.run_on_disk(options.operations, options.kills, options.seed, options.minutes * 60)
-    print(
-        f"fsx: {found.operations} operations, {found.kills} kills of the worker, "
-        f"{found.seconds_s:.0f} s: {found.error or 'each byte equal'}"
-    )
-    return not found.error and found.kills == options.kills
+def run_crashes(
+    part: str,
+    run: Callable[[crash_passes.Goal], crash_passes.Tally],
+    options: argparse.Namespace,
+) -> bool:
+    """Run programs on disks while processes are killed."""
+    longest_s = options.minutes * 60
+    goal = crash_passes.Goal(options.operations, options.kills, options.seed, longest_s)
+    found = run(goal)
+    print(f"{part}: {found.line()}", flush=True)
+    return not found.error
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:

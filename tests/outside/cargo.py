@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
+from tests.outside import apt
+
 _DEADLINE_S = 1200.0
 
 
@@ -15,6 +17,5 @@ def run(words: Sequence[str | pathlib.Path], folder: pathlib.Path | None = None)
     :raises subprocess.SubprocessError: it failed, or did not end in 20 minutes
     """
     if not shutil.which("cargo"):
-        install = ["apt-get", "install", "--yes", "--no-install-recommends", "cargo"]
-        subprocess.run(install, check=True, timeout=_DEADLINE_S)
+        apt.install("cargo")
     subprocess.run(["cargo", *words], cwd=folder, check=True, timeout=_DEADLINE_S)

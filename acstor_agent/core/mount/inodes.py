@@ -6,7 +6,7 @@ the numbers of its predecessors, and tenants, who choose IDs, cannot aim at a co
 keeps its whole ID; the second ID with a number is refused by name.
 
 * Bits 63 and 62: 10 for an image, 01 for a disk; folders have numbers below.
-* Bits 61 to 56: the opener; bits 55 to 42: the tag of the opening process. In inodes they are 0.
+* Bits 61 to 56: opener (of a disk: 1 if synchronous); 55 to 42: tag of the opening process. Or 0.
 * Bits 41 to 0: the last 42 bits of the keyed hash.
 
 The tag, a keyed hash of a process's ID and start time, shows whether a handle may belong to a
@@ -36,9 +36,9 @@ _HASH_MASK = (1 << _TAG_SHIFT) - 1
 _OPENER_MASK = (1 << _OPENER_BITS) - 1
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _OPENING_MASK = _OPENER_MASK << _OPENER_SHIFT | _TAG_MASK << _TAG_SHIFT
+_SYNCHRONOUS = 1 << _OPENER_SHIFT
 DETACHED = 4096  # detached images whose numbers are kept: a process may still have one open
-_OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
-"""Opener numbers of guests that are not recorded, used in rotation."""
+_UNRECORDED_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
 
 Hash = Callable[[bytes], int]  # maps an ID to a number; the caller masks excess bits
 
@@ -55,6 +55,11 @@ def keyed(key: bytes) -> Hash:
 def position_of(inode: int) -> int:
     """Return the position of a file in its folder, the same for each worker."""
     return inode & _HASH_MASK
+
+
+def is_synchronous(handle: int) -> bool:
+    """Return whether a disk's handle is synchronous."""
+    return bool(handle & _SYNCHRONOUS)
 
 
 class Opening(NamedTuple):
@@ -99,7 +104,7 @@ class Inodes:
         self._images: dict[int, ids.ImageId] = {}
         self._owners: dict[int, str] = {}
         self._detached: lru_table.LruTable[ids.ImageId, None] = lru_table.LruTable(detached_limit)
-        self._other_openers = itertools.cycle(_OTHER_OPENERS)
+        self._other_openers = itertools.cycle(_UNRECORDED_OPENERS)
 
     def of_image(self, image_id: ids.ImageId) -> int:
         """Return the inode number of a mirror."""
@@ -183,7 +188,6 @@ class Inodes:
         """Return a handle for a new opener of a mirror.
 
         :param recorded_as: opener number of the boot recorder, 0 if it does not record it
-        :param tag: of the opening process; 0 if unknown
         """
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
@@ -203,6 +207,14 @@ class Inodes:
                 )
         return found
 
+    def open_disk(self, inode: int, is_synchronous: bool) -> int:
+        """Return a handle of a disk; each write to a synchronous one must be synced."""
+        return inode | _SYNCHRONOUS if is_synchronous else inode
+
+    def disk_of(self, handle: int) -> disk_header.DiskId | None:
+        """Return the disk of a handle or inode; None if unknown."""
+        return self.disks.get(handle & ~_OPENING_MASK)
+
     def handle_closed(self, handle: int) -> None:
         """Forget a closed handle; an equal one can be resolved again."""
         self.openings.pop(handle, None)
@@ -220,4 +232,4 @@ class Inodes:
         opening = self.opening_of(handle)
         if opening is not None:
             return opening.guest
-        return guest_of_disk(self.disks.get(handle, disk_header.DiskId("")))
+        return guest_of_disk(self.disk_of(handle) or disk_header.DiskId(""))

@@ -313,7 +313,7 @@ class Hydration:
     async def set_fill_mode(
         self, image_id: ids.ImageId, mode: FillMode, deadline_s: float = 0.0
     ) -> None:
-        """Set the fill mode (``deadline_s`` 0: as fast as possible), or raise Unusable if not kept."""
+        """Set the fill mode (``deadline_s`` 0: as fast as possible); Unusable if not kept."""
         if self._pins.get(image_id) is None and self._uses.is_used(image_id):
             await self._pin_image(image_id, self._filler.progress_of(image_id))
         self._check_pinned(image_id)

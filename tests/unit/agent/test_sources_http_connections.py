@@ -100,7 +100,7 @@ async def test_name_is_found_again_after_abandoned_lookups(server, monkeypatch):
     assert "hang" in failures[-1]  # no more lookups start
     resolver_answers.set()
     with trio.fail_after(20):
-        while source.source_health().hanging_calls:
+        while source.source_health().hanging_calls:  # noqa: ASYNC110
             await trio.sleep(0.01)
     assert await source.read(BLOB, 5, 5) == DATA[5:10]
     await source.aclose()

@@ -29,8 +29,14 @@ def test_inode_numbers_and_handles_are_stable_across_versions():
     numbers = host()
     image = numbers.register_image(IMAGE)
     tag = numbers.process_tag(4321, 987654)
-    found = (image, numbers.register_disk(DISK), tag, numbers.open(image, 3, tag))
-    kept = {1: (0x800002C04216FB6E, 0x40000266D3FB5A96, 0x296E, 0x83A5BAC04216FB6E)}
+    disk = numbers.register_disk(DISK)
+    found = (image, disk, tag, numbers.open(image, 3, tag), numbers.open_disk(disk, True))
+    kept = {
+        1: (
+            *(0x800002C04216FB6E, 0x40000266D3FB5A96, 0x296E),
+            *(0x83A5BAC04216FB6E, 0x41000266D3FB5A96),
+        )
+    }
     assert kept[inodes.LAYOUT] == found
 
 
@@ -42,6 +48,17 @@ def test_next_worker_resolves_every_handle_of_the_former_one():
     others = [former.open(inode, 0) for _ in range(80)]
     assert [this.opening_of(handle).opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
     assert {this.opening_of(handle).image_id for handle in (inode, *recorded, *others)} == {IMAGE}
+
+
+def test_next_worker_knows_the_disk_of_a_synchronous_handle():
+    former, this = host(), host()
+    inode = former.register_disk(DISK)
+    handle = former.open_disk(inode, is_synchronous=True)
+    assert this.disk_of(handle) is None
+    this.register_disk(DISK)
+    assert this.disk_of(handle) == this.disk_of(inode) == DISK
+    assert inodes.is_synchronous(handle) and not inodes.is_synchronous(inode)
+    assert this.guest_of(handle) == this.guest_of(inode)
 
 
 def test_unrecorded_guest_never_gets_a_recorded_openers_number():
