@@ -60,7 +60,7 @@ async def test_kept_connections_that_a_router_forgot_fail_one_read(source, serve
             http_server.fine(handler, asked)
 
     server.always = answer_new_connections
-    with pytest.raises(errors.SourceUnreachable, match="silent for 2 s"):
+    with pytest.raises(errors.SourceUnreachable, match="did not respond for 2 s"):
         await source.read(BLOB, 0, 4096)
     for number in range(KEPT):
         assert await source.read(BLOB, number, 4096) == DATA[number : number + 4096]
