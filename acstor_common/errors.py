@@ -125,7 +125,7 @@ class QueueFull(AcstorError):
         self.requester = requester
 
     def __str__(self) -> str:
-        return f"{self.requester} has too much waiting"
+        return f"{self.requester} has too many waiting requests"
 
 
 class ReaderKilled(AcstorError):
@@ -136,7 +136,7 @@ class ReaderKilled(AcstorError):
         self.reader = reader
 
     def __str__(self) -> str:
-        return f"{self.reader} is being ended"
+        return f"{self.reader} is being killed"
 
 
 class ProtocolError(AcstorError):
@@ -167,13 +167,13 @@ class RemoteProtocolError(_Reasoned, ProtocolError):
 class OtherVersion(RemoteProtocolError):
     """The peer speaks another protocol version: do not count it as a violation."""
 
-    text = "{what} cannot be understood: {why}"
+    text = "{what} is incompatible: {why}"
 
 
 class NotAuthenticated(_Reasoned):
     """Authentication of ``what`` failed: discard the message, and log the sender."""
 
-    text = "{what} proves nothing: {why}"
+    text = "{what} is rejected: {why}"
 
 
 class NotEnrolled(AcstorError):
@@ -232,7 +232,7 @@ class NumberInUse(AcstorError):
         self.what, self.owner, self.number = what, owner, number
 
     def __str__(self) -> str:
-        return f"{self.what} is refused: its number {self.number:#x} is that of {self.owner}"
+        return f"{self.what} is refused: its number {self.number:#x} is used by {self.owner}"
 
 
 class NotRaw(Unusable):

@@ -213,13 +213,13 @@ class Writer:
         """Hash the next data; ValueError if it is more than the table's."""
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
-            raise ValueError(f"{-self._left_bytes} bytes more than the table says")
+            raise ValueError(f"{-self._left_bytes} bytes more than in the table")
         self._hash.update(data)
 
     def make_trailer(self) -> bytes:
         """Return the trailer; ValueError if data is missing."""
         if self._left_bytes:
-            raise ValueError(f"{self._left_bytes} bytes less than the table says")
+            raise ValueError(f"{self._left_bytes} bytes less than in the table")
         return self._hash.digest()
 
 
@@ -263,7 +263,7 @@ class Reader:
             before = at + length
             data_bytes += length if kind == ExtentKind.DATA else 0
         if data_bytes != head.data_bytes:
-            why = f"{head.data_bytes} bytes are said to follow, and {data_bytes} have changed"
+            why = f"{head.data_bytes} bytes of data are announced, but {data_bytes} have changed"
             raise _Fault(self._what, _AT_DATA, why)
         self._hash.update(raw)
         return ExtentTable(bytes(raw))
@@ -272,7 +272,7 @@ class Reader:
         """Hash the next data."""
         self._done_bytes += len(data)
         if self._done_bytes > self._head.data_bytes:
-            raise _Fault(self._what, self._at, "more bytes than the table says")
+            raise _Fault(self._what, self._at, "more bytes than in the table")
         self._hash.update(data)
 
     def verify_trailer(self, raw: Buffer) -> None:
@@ -327,7 +327,7 @@ def _fault_of(change: tuple[int, int, int], before: int, virtual_size: int) -> s
     if not 0 < length <= MAX_EXTENT_BYTES:
         return f"a change of {length} bytes"
     if at < before:
-        return f"the change at {at} is not behind the one before it"
+        return f"the change at {at} is not after the one before it"
     if at + length > virtual_size:
         return f"the change at {at} is not on the disk"
     return ""

@@ -61,23 +61,23 @@ _KNOWN = Feature.DIRTY | Feature.COMPRESSION | Feature.EXTENDED_L2
 class RefusalReason(enum.StrEnum):
     """Why a qcow2 file is rejected."""
 
-    FORMAT = "its format is not what Glance says"
-    TRUNCATED = "its file is too short for what its header says"
-    VERSION = "its version of qcow2 is not known"
+    FORMAT = "its format differs from Glance's record"
+    TRUNCATED = "its file is too short for its header"
+    VERSION = "its version of qcow2 is not supported"
     BACKING_FILE = "it has a backing file"
     EXTERNAL_DATA = "it has an external data file"
     ENCRYPTED = "it is encrypted"
     FEATURES = "it has incompatible features that are not known"
     CORRUPT = "it is marked as corrupt"
-    HEADER = "its header makes no sense"
+    HEADER = "its header is invalid"
     TOO_LARGE = "its disk is too large"
     TABLES_OUTSIDE = "its tables point outside of the file"
     TABLES_OVERLAP = "its tables overlap"
-    TABLES = "its tables make no sense"
+    TABLES = "its tables are invalid"
     DATA = "its compressed bytes cannot be read"
 
 
-REMEDY = "Upload it converted (qemu-img convert), with all it needs in one file"
+REMEDY = "Convert it to one complete file (qemu-img convert), and upload that"
 
 
 class Refused(errors.NotRaw):

@@ -37,7 +37,7 @@ def _decompressed(
         return stored
     try:
         if zstandard.frame_content_size(stored) != frame.raw_bytes:
-            raise _fault(what, frame.offset, f"frame {frame.number} has another length inside")
+            raise _fault(what, frame.offset, f"frame {frame.number} decompresses to another length")
         return zstandard.ZstdDecompressor().decompress(stored, allow_extra_data=False)
     except zstandard.ZstdError as e:
         raise _fault(what, frame.offset, f"frame {frame.number}: {e}") from e
@@ -62,7 +62,7 @@ def unpack_checked(
     for chunk_no, data in unpack_frame(cut, frame, stored, what, keys):
         content = image_map.content_of(chunk_no)
         if not content.matches_data(data):
-            raise _fault(what, frame.offset, f"chunk {chunk_no} is not what the chunk map says")
+            raise _fault(what, frame.offset, f"chunk {chunk_no} does not match the chunk map")
         by_cid[content.cid] = data
     return by_cid
 

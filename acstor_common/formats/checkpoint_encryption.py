@@ -31,7 +31,7 @@ from acstor_common.model import ids
 KEY_BYTES: Final = 32
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BB2x12s")  # version, codec, reserved, nonce
-_ALTERED: Final = "it was altered, or is another one's"
+_ALTERED: Final = "it was altered, or belongs to another object"
 _ASSOCIATED_BYTES: Final = 4  # of the head, authenticated with the name
 _TAG_BYTES: Final = 16
 SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES  # overhead of sealing
@@ -101,7 +101,7 @@ class Seal:
         except (ValueError, codecs.CodecError) as e:
             raise errors.ChunkInvalid(what, where, str(e)) from e
         if not hmac.compare_digest(ids.cid_of(plain, self.scope_key), name):
-            raise errors.ChunkInvalid(what, where, "its name is another one's")
+            raise errors.ChunkInvalid(what, where, "its name does not match its data")
         return bytes(plain)
 
     def close_manifest(self, data: bytearray) -> bytearray:
@@ -120,7 +120,9 @@ class Seal:
         except ValueError as e:
             raise errors.NotAuthenticated("a manifest", str(e)) from e
         if codec is not layout.Codec.STORED:
-            raise errors.NotAuthenticated("a manifest", f"codec {codec} is not one of manifests")
+            raise errors.NotAuthenticated(
+                "a manifest", f"codec {codec} is not allowed in manifests"
+            )
         return data
 
 
@@ -181,7 +183,7 @@ class _Cipher:
 
 def _opened_head(sealed: Data, max_bytes: int) -> tuple[int, bytes]:
     if not SEAL_BYTES <= len(sealed) <= max_bytes + SEAL_BYTES:
-        raise ValueError(f"{len(sealed)} bytes are not its length")
+        raise ValueError(f"a length of {len(sealed)} bytes is invalid")
     version, codec, nonce = _HEAD.unpack_from(sealed)
     if version != VERSION:
         raise ValueError(f"format version {version} is not known (only {VERSION} is)")

@@ -216,12 +216,12 @@ def _subject(header: _Header, what: str) -> Subject:
 def _fault_of_subject(subject: Subject) -> str:
     cut = subject.cut
     if not 0 < cut.chunk_count <= MAX_CHUNKS:
-        return f"a disk of {cut.size_bytes} bytes has no checkpoints"
+        return f"a disk of {cut.size_bytes} bytes cannot have checkpoints"
     if not 0 <= subject.taken_ms <= MAX_NUMBER or not 0 < subject.number <= MAX_NUMBER:
         return f"number {subject.number} or moment {subject.taken_ms} is out of range"
     project = subject.project
     if len(project.encode()) > MAX_PROJECT_BYTES or not project.isprintable():
-        return f"{project[:80]!r} is no project"
+        return f"{project[:80]!r} is not a project"
     return chunk_map_header.fault_of_os_hash(subject.os_hash)
 
 
@@ -229,7 +229,7 @@ def _fault_of_entries(table: memoryview, cut: geometry.Geometry) -> str:
     before = -1
     for chunk_no, cid in _ENTRY.iter_unpack(table):
         if chunk_no <= before:
-            return f"chunk {chunk_no} stands behind chunk {before}"
+            return f"chunk {chunk_no} is listed after chunk {before}"
         if not cid[-1] & 1 and cid != ids.ZERO_CID:
             return f"chunk {chunk_no} has a name that is not keyed"
         before = chunk_no

@@ -195,7 +195,7 @@ def _parse_keys(header: _Header, what: str) -> ScopeKeys:
     keys = tuple(ids.ScopeKey(header.keys[size * n : size * (n + 1)]) for n in range(count))
     why = _fault_of_keys(keys)
     if any(header.keys[size * count :]):
-        why = "there are bytes behind the last scope key"
+        why = "there are bytes after the last scope key"
     if why:
         raise _Fault(what, _AT_KEYS, why)
     return keys
@@ -229,7 +229,7 @@ def _fault_of_count(chunk_count: int) -> str:
 
 def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
     if stored.is_identity and stored != layout.raw(cut.size_bytes):
-        return f"{stored.size_bytes} bytes and {stored.entries} extents are no raw image"
+        return f"{stored.size_bytes} bytes and {stored.entries} extents are not a raw image"
     if not 0 <= stored.size_bytes <= layout.MAX_STORED_BYTES:
         return f"a stored file of {stored.size_bytes} bytes is too long"
     return ""
@@ -239,8 +239,8 @@ def _fault_of_keys(keys: ScopeKeys) -> str:
     if len(keys) > MAX_SCOPE_KEYS:
         return f"{len(keys)} scope keys are too many"
     if any(len(key) != ids.SCOPE_KEY_BYTES or not any(key) for key in keys):
-        return "a scope key is no key"
-    return "a scope key is there twice" if len(set(keys)) != len(keys) else ""
+        return "a scope key is invalid"
+    return "a scope key appears twice" if len(set(keys)) != len(keys) else ""
 
 
 def fault_of_os_hash(os_hash: OsHash) -> str:

@@ -160,11 +160,11 @@ def pack(extent: Extent) -> bytes:
     """Return an extent as a table entry, or raise ValueError."""
     at, length, codec, offset, stored_bytes = extent
     if not 0 <= offset <= _OFFSET_MASK:
-        raise ValueError(f"no entry has the offset {offset}")
+        raise ValueError(f"an entry cannot have the offset {offset}")
     try:
         return _ENTRY.pack(at, codec << _OFFSET_BITS | offset, length, stored_bytes)
     except struct.error as error:
-        raise ValueError(f"no entry is like this: {extent}") from error
+        raise ValueError(f"an entry cannot have these values: {extent}") from error
 
 
 class Index:
@@ -307,5 +307,5 @@ def _fault_of(fields: tuple[int, int, int, int], floor: int, stop: int, stored_s
     elif length > MAX_CLUSTER_BYTES or not 0 < stored_bytes <= MAX_COMPRESSED_BYTES:
         return f"an extent of {length} bytes is compressed to {stored_bytes}"
     if (word & _OFFSET_MASK) + stored_bytes > stored_stop:
-        return "an extent lies behind the end of the stored file"
+        return "an extent is beyond the end of the stored file"
     return ""

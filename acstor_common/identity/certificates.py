@@ -78,7 +78,7 @@ def request_key(csr_pem: bytes) -> ed25519.Ed25519PublicKey:
         csr = x509.load_pem_x509_csr(_bounded(csr_pem, MAX_CERTIFICATE_BYTES, what))
         key, is_signed = csr.public_key(), csr.is_signature_valid
     except _Unreadable as e:
-        raise errors.NotAuthenticated(what, "it is not PEM of PKCS 10") from e
+        raise errors.NotAuthenticated(what, "it is not a PKCS #10 request in PEM") from e
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise errors.NotAuthenticated(what, "its key is not an Ed25519 key")
     if not is_signed:
@@ -107,7 +107,9 @@ class Authority:
         self._certificate = read_ca(certificate_pem)[0]
         self._key = _read_ca_key(key_pem)
         if self._certificate.public_key() != self._key.public_key():
-            raise errors.NotAuthenticated("a certificate authority", "its key is another one's")
+            raise errors.NotAuthenticated(
+                "a certificate authority", "its key does not match its certificate"
+            )
         self.certificate_pem = self._certificate.public_bytes(serialization.Encoding.PEM)
         self.key_pem = key_pem
 
@@ -175,7 +177,7 @@ def _read_ca_key(key_pem: bytes) -> _CaKey:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except _Unreadable as e:
-        raise errors.NotAuthenticated("a key", "it is no PEM key without a password") from e
+        raise errors.NotAuthenticated("a key", "it is not a PEM key without a password") from e
     if not isinstance(key, _CaKey):
         raise errors.NotAuthenticated("a key", "it is neither an Ed25519, EC nor RSA key")
     return key
@@ -183,7 +185,7 @@ def _read_ca_key(key_pem: bytes) -> _CaKey:
 
 def _bounded(data: bytes, limit: int, what: str) -> bytes:
     if len(data) > limit:
-        raise errors.NotAuthenticated(what, f"{len(data)} bytes, at most {limit} are looked at")
+        raise errors.NotAuthenticated(what, f"{len(data)} bytes, at most {limit} are accepted")
     return data
 
 
@@ -194,9 +196,9 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
         found = x509.load_pem_x509_certificates(_bounded(ca_pem, MAX_BUNDLE_BYTES, what))
         authorities = [_is_ca(certificate) for certificate in found]
     except _Unreadable as e:
-        raise errors.NotAuthenticated(what, "no PEM of X.509 certificates") from e
+        raise errors.NotAuthenticated(what, "they are not X.509 certificates in PEM") from e
     if not all(authorities):
-        raise errors.NotAuthenticated(what, "one of them is no authority's certificate")
+        raise errors.NotAuthenticated(what, "one of them is not a CA certificate")
     for certificate in found:
         _check_uses(certificate, what)
     return found
@@ -210,7 +212,7 @@ def _check_uses(certificate: x509.Certificate, what: str) -> None:
         return
     if missing := [name for use, name in _USES.items() if use not in uses]:
         whose = certificate.subject.rfc4514_string() or "a certificate without a name"
-        why = f"the extended key usage of {whose} leaves out {' and '.join(missing)}"
+        why = f"the extended key usage of {whose} lacks {' and '.join(missing)}"
         raise errors.NotAuthenticated(what, why)
 
 
@@ -242,7 +244,7 @@ def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
         certificate = _load(_bounded(pem_or_der, MAX_CERTIFICATE_BYTES, what))
         return _host_certificate(certificate, read_ca(ca_pem))
     except _Unreadable as e:
-        raise errors.NotAuthenticated(what, "it is no X.509 certificate that can be read") from e
+        raise errors.NotAuthenticated(what, "it is not a readable X.509 certificate") from e
 
 
 def _load(pem_or_der: bytes) -> x509.Certificate:
@@ -257,9 +259,9 @@ def _host_certificate(
 ) -> HostCertificate:
     what = "a host's certificate"
     if not any(_is_issued_by(certificate, ca) for ca in authorities):
-        raise errors.NotAuthenticated(what, "none of the authorities known here issued it")
+        raise errors.NotAuthenticated(what, "none of the trusted authorities issued it")
     if _is_ca(certificate):
-        raise errors.NotAuthenticated(what, "it is an authority's")
+        raise errors.NotAuthenticated(what, "it is a CA certificate")
     _check_uses(certificate, what)
     key = certificate.public_key()
     if not isinstance(key, ed25519.Ed25519PublicKey):
@@ -288,7 +290,7 @@ def _host_of(certificate: x509.Certificate) -> ids.HostId:
     except x509.ExtensionNotFound:
         raise errors.NotAuthenticated(what, "it has no subjectAltName") from None
     if len(names) != 1 or not isinstance(name := names[0], x509.DNSName):
-        raise errors.NotAuthenticated(what, f"{len(names)} names, one DNS name alone may be there")
+        raise errors.NotAuthenticated(what, f"{len(names)} names, exactly one DNS name is allowed")
     try:
         return ids.parse_host_id(name.value)
     except ValueError as e:

@@ -146,7 +146,7 @@ def check_set(found: IdentitySet, host: ids.HostId) -> certificates.HostCertific
     if certificate.host != host:
         raise errors.NotAuthenticated(what, f"this host is {host}")
     if signing.read_key(found.key).public_key() != certificate.public_key:
-        raise errors.NotAuthenticated(what, "the key beside it is another one's")
+        raise errors.NotAuthenticated(what, "the key beside it does not match it")
     return certificate
 
 

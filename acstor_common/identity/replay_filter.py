@@ -20,14 +20,14 @@ class ReplayFilter:
         """Return why an authenticated message is rejected; "" if accepted and remembered."""
         age_s = now_s - given_s
         if age_s > AGE_S:
-            return f"it was given {age_s:.0f} s ago by this host's clock, {AGE_S:.0f} at most"
+            return f"it was sent {age_s:.0f} s ago by this host's clock, {AGE_S:.0f} s at most"
         if age_s < -FUTURE_S:
-            return f"it was given {-age_s:.0f} s from now: one of the two clocks is wrong"
+            return f"it was sent {-age_s:.0f} s in the future: one of the two clocks is wrong"
         self._forget(now_s)
         if message in self._seen:
-            return "it was taken before"
+            return "it was accepted before"
         if len(self._seen) >= self._limit:
-            return f"{self._limit} others were given since {AGE_S:.0f} s ago"
+            return f"{self._limit} others were sent in the last {AGE_S:.0f} s"
         self._seen[message] = given_s
         return ""
 

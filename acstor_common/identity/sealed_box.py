@@ -51,8 +51,8 @@ def decrypt(secret_pem: bytes, encrypted: bytes, associated_data: bytes) -> byte
         cipher = _cipher(shared, sender_public, key.public_key().public_bytes_raw())
         return cipher.decrypt(_NONCE, encrypted[PUBLIC_BYTES:], associated_data)
     except (ValueError, exceptions.InvalidTag) as e:
-        why = "it cannot be read with the key of now"
-        raise errors.NotAuthenticated("a concealed message", why) from e
+        why = "it cannot be decrypted with the current key"
+        raise errors.NotAuthenticated("an encrypted message", why) from e
 
 
 def _key_of(secret_pem: bytes) -> x25519.X25519PrivateKey:

@@ -51,7 +51,7 @@ def read_key(key_pem: bytes) -> ed25519.Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as e:
-        raise errors.NotAuthenticated("a key", "it is no PEM key without a password") from e
+        raise errors.NotAuthenticated("a key", "it is not a PEM key without a password") from e
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise errors.NotAuthenticated("a key", "it is not an Ed25519 key")
     return key
@@ -73,7 +73,9 @@ def read_public_keys(bundle_pem: bytes) -> tuple[ed25519.Ed25519PublicKey, ...]:
     """Return the public keys of a file (``signers.pem``), or raise NotAuthenticated."""
     parts = bundle_pem.split(_BEGIN)[1:]
     if not 1 <= len(parts) <= MAX_PUBLIC_KEYS:
-        raise errors.NotAuthenticated("public keys", f"{len(parts)}; 1 to {MAX_PUBLIC_KEYS} may be")
+        raise errors.NotAuthenticated(
+            "public keys", f"{len(parts)}; 1 to {MAX_PUBLIC_KEYS} are allowed"
+        )
     return tuple(_public_key(_BEGIN + part) for part in parts)
 
 
@@ -81,7 +83,7 @@ def _public_key(pem: bytes) -> ed25519.Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(pem.partition(_END)[0] + _END + b"\n")
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as e:
-        raise errors.NotAuthenticated("a public key", "it is no PEM public key") from e
+        raise errors.NotAuthenticated("a public key", "it is not a PEM public key") from e
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise errors.NotAuthenticated("a public key", "it is not an Ed25519 key")
     return key
@@ -105,7 +107,7 @@ def verify(
             return key.verify(signature, _signed_bytes(purpose, payload))
         except exceptions.InvalidSignature:
             continue
-    raise errors.NotAuthenticated(f"a signature ({purpose})", "none of the keys known here made it")
+    raise errors.NotAuthenticated(f"a signature ({purpose})", "none of the trusted keys made it")
 
 
 def _signed_bytes(purpose: str, payload: bytes) -> bytes:

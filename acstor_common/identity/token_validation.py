@@ -21,8 +21,8 @@ TIMEOUT_S: Final = 5
 RETRIES: Final = 1  # instead of three: enough for a connection that Keystone closed when idle
 CALLERS: Final = 4  # threads of a process that ask Keystone at a time
 NO_KEYSTONE_URL: Final = (
-    "this token cannot be checked: Keystone's catalog has no URL of Keystone itself as "
-    "[keystone_authtoken] interface and region_name ask for one ({why}): change these options"
+    "this token cannot be validated: Keystone's catalog has no URL of Keystone itself for "
+    "[keystone_authtoken] interface and region_name ({why}): change these options"
 )
 
 Unavailable = Callable[[str], webob.exc.HTTPServiceUnavailable]

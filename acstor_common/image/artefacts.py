@@ -297,15 +297,15 @@ def why_foreign(
 ) -> str:
     """Return why a record is no artefact of ``image``; "" if it is.  Its bytes are not checked."""
     if not is_artefact(artefact, project_id):
-        return "acstor's service project did not make it"
+        return "it does not belong to acstor's service project"
     found = artefact.text(KIND)
     if found != kind.value:
-        return f"it is a {found or 'thing without a kind'}, not a {kind.value}"
+        return f"it is a {found or 'record without a kind'}, not a {kind.value}"
     of_image = artefact.text(OF_IMAGE)
     if of_image != image.id:
-        return f"it is of image {of_image or 'unknown'}"
+        return f"it is for image {of_image or 'unknown'}"
     if _bound_hash(artefact) != image.os_hash or not _bound_hash(artefact).algo:
-        return "it is of other bytes: Glance's hash of the image is not the one it was made for"
+        return "it is for other bytes: Glance's hash of the image is not the one it was made for"
     return _why_unreadable(artefact, format_version)
 
 

@@ -82,7 +82,7 @@ def why_invalid(trace: Sequence[int], chunk_count: int) -> str:
     if len(trace) > min(chunk_count, boot_image.MAX_CHUNKS):
         return f"{len(trace)} chunks are too many"
     if min(trace) < 0 or max(trace) >= chunk_count:
-        return "it has chunks that the image has not"
+        return "it has chunks that the image lacks"
     if len(set(trace)) != len(trace):
         return "a chunk is in it twice"
     return ""

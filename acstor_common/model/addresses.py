@@ -31,7 +31,7 @@ def parse_remote(text: str) -> tuple[str, int]:
     """Parse another host's address; ValueError if it is malformed or not reachable."""
     ip, port = parse(text)
     if fault := why_unreachable(ip):
-        raise ValueError(f"no host is at {text[:64]!r}: it is {fault}")
+        raise ValueError(f"other hosts cannot reach {text[:64]!r}: it is {fault}")
     return ip, port
 
 

@@ -45,7 +45,7 @@ class Geometry:
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0 or not is_chunk_size(self.chunk_bytes):
-            raise ValueError(f"no image is cut like this: {self}")
+            raise ValueError(f"an image cannot be divided like this: {self}")
 
     @property
     def chunk_count(self) -> int:

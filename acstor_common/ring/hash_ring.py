@@ -308,7 +308,7 @@ def _check(hosts: tuple[RingHost, ...]) -> None:
         address = addresses.parse(host.address)
         for text in (host.host, address):
             if text in seen:
-                raise ValueError(f"{text!r} is there twice")
+                raise ValueError(f"{text!r} appears twice")
             seen.add(text)
         if len(location.parse(host.location)) != len(location.parse(hosts[0].location)):
             raise ValueError(
@@ -336,7 +336,7 @@ def _check_owners(hosts: tuple[RingHost, ...]) -> None:
         for name in host.iter_vnodes():
             other = owners.setdefault(name, host.host)
             if other != host.host:
-                raise ValueError(f"v-node {name} is there twice: at {other} and at {host.host}")
+                raise ValueError(f"v-node {name} appears twice: at {other} and at {host.host}")
 
 
 def decode(data: bytes, what: str) -> Ring:

@@ -25,7 +25,7 @@ _WAITS = {
     "home": "another host, the chunk's home",
     "source": "source",
     boot_timeline.FAILED: "reads that failed",
-    boot_timeline.PENDING: "reads that go on",
+    boot_timeline.PENDING: "reads in progress",
 }
 
 
@@ -95,8 +95,8 @@ def _covered_s(spans: Iterable[boot_timeline.Span]) -> float:
 
 def _head(timeline: boot_timeline.Timeline) -> Iterator[str]:
     began = datetime.datetime.fromtimestamp(timeline.began_at_s, datetime.UTC)
-    whose = f"server {timeline.instance_id}" if timeline.instance_id else "no server of Nova's"
-    state = "" if timeline.is_over else " (goes on)"
+    whose = f"server {timeline.instance_id}" if timeline.instance_id else "a guest outside Nova"
+    state = "" if timeline.is_over else " (in progress)"
     yield f"Boot of {whose}{state}"
     yield f"Image   {timeline.image_id}, boot image: {timeline.boot_image or 'unknown'}"
     yield f"On its host from {began:%Y-%m-%d %H:%M:%S} UTC"

@@ -207,7 +207,7 @@ def _why_invalid(group: cfg.OptGroup, option: cfg.Opt, error: cfg.ConfigFileValu
     match = _INVALID.fullmatch(str(error))
     file, why = match.groups() if match else ("", str(error))
     if option.secret:
-        why = "it makes no sense"
+        why = "its value is invalid"
     where = f"{file}: " if file else ""
     default = option.sample_default or option.default
     example = "" if default in (None, "") else f". For example: {option.name} = {default}"

@@ -112,7 +112,7 @@ def enable(conf: cfg.ConfigOpts, service: str) -> bool:
         return False
     keys = [key.strip() for key in conf.profiler.hmac_keys.split(",")]
     if PUBLISHED_KEY in keys or not any(keys):
-        why = "with no key, or osprofiler's published one, anybody could trace requests"
+        why = "with no key, or osprofiler's published one, anyone could trace requests"
         raise errors.Unusable("[profiler] hmac_keys", why, "Set a random key")
     _start_driver(conf, service)
     return True

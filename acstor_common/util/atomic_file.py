@@ -66,8 +66,8 @@ def make_private(folder: pathlib.Path) -> None:
         if mode & 0o077:
             raise errors.Unusable(
                 str(folder),
-                f"the folder is there, and others than its owner may use it (mode {mode:03o})",
-                "Name one that is not there yet, or take their rights away (chmod 700)",
+                f"the folder exists, and other users may access it (mode {mode:03o})",
+                "Use one that does not exist yet, or remove their access (chmod 700)",
             ) from None
 
 

@@ -29,7 +29,9 @@ def parse(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no size: write bytes, or a number with KiB, MiB, GiB or TiB")
+        raise ValueError(
+            f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB or TiB"
+        )
     number, unit, ending = match.groups()
     base = 1000 if (ending or "").lower() == "b" else 1024
     factor = base ** (1 + "kmgtp".index(unit.lower())) if unit else 1

@@ -87,13 +87,13 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         ids.parse_host_id(self.host)
         _check_ids(self.checkpoint_id, self.instance_id, self.vault_disk, self.image_id)
         if self.host in {holder.host for holder in self.holders}:
-            raise ValueError("the host that took a checkpoint is none that keeps it")
+            raise ValueError("the host that took a checkpoint cannot be its holder")
 
 
 def _check_ids(*named: str) -> None:
     for text in named:
         if ids.parse_image_id(text) != text:
-            raise ValueError(f"not written as ids are: {text}")
+            raise ValueError(f"not an id in its canonical form: {text}")
 
 
 class ServiceKey(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ TIMEOUT_S = 45.0
 
 
 def _explain(path: str) -> str:
-    return "permission denied: [acstor_agent] control_group names who may use it"
+    return "permission denied: only members of [acstor_agent] control_group may use it"
 
 
 def send(

@@ -354,9 +354,9 @@ def why_insecure(url: str) -> str:
     if where.scheme != "http" or host == "localhost":
         return ""
     return (
-        f"the decision service is asked in clear text at {url}: who is on the way reads the token "
-        "and can pretend to be the service; serve its REST API over TLS and name https:// in "
-        "Keystone's catalog (or in the option that names its address)"
+        f"requests to the decision service at {url} are in clear text: an attacker on the network "
+        "can read the token and impersonate the service; serve its REST API over TLS and set "
+        "https:// in Keystone's catalog (or in the option that sets its address)"
     )
 
 

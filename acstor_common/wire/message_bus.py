@@ -116,7 +116,7 @@ class BusServer:
         try:
             client.cast({}, WOKEN)
         except Exception as e:  # also errors of kombu
-            LOG.debug("%s looks by itself whether it is to end: %s", self._target, e)
+            LOG.debug("%s was not woken to stop: %s", self._target, e)
         self._server.stop()
         self._server.wait()
 
@@ -248,7 +248,7 @@ class Endpoint:
                 with traced_message(context, method):
                     return handler(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
-                self._warnings.log_line("message %s is of no use: %s", method, e)
+                self._warnings.log_line("message %s is ignored: %s", method, e)
                 return None
 
         return handle

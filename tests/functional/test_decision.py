@@ -306,10 +306,10 @@ def test_malformed_and_forged_samples_are_refused(cloud: Cloud, stranger: Any) -
     )
     for payload in (None, [], {"payload": 5}, unsigned, unsigned, signed):
         to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=payload)
-    refusal = f"message {decision_messages.SAMPLE_COLLECTED} is of no use"
+    refusal = f"message {decision_messages.SAMPLE_COLLECTED} is ignored"
     wait(lambda: leader.log().count(refusal) >= 4, "nonsense refused", cloud.logs)
     wait(
-        lambda: "none of the authorities known here issued it" in leader.log(),
+        lambda: "none of the trusted authorities issued it" in leader.log(),
         "forgery refused",
         cloud.logs,
     )

@@ -111,7 +111,7 @@ def test_boot_recorded_on_one_host_is_served_from_memory_on_the_next(
     with agent("stranger") as other:
         assert read(other) == booted
         hosts.wait_until(
-            lambda: "none of the authorities known here issued it" in listener.log(),
+            lambda: "none of the trusted authorities issued it" in listener.log(),
             "the stranger's trace refused",
             30.0,
         )

@@ -118,7 +118,7 @@ def test_deleted_or_altered_artefacts_are_detected_and_repaired(
     altered = glance.check_chunk_map(image_id, data)
     glance.patch(altered["id"], acstor_os_hash_value="00" * 64)
     [row] = uploads.manage(listener, "verify", image_id, status=3)
-    assert "it is of other bytes" in row["fault"]
+    assert "it is for other bytes" in row["fault"]
     uploads.manage(listener, "reconcile")
     damaged = glance.check_chunk_map(image_id, data)
 

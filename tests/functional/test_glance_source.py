@@ -176,7 +176,7 @@ async def test_chunk_map_of_a_tenant_is_ignored(images, source):
 
     forged = {**properties, "owner": images.session("tenant").get_project_id()}
     images.point("tenant", image_id, kind, images.put("tenant", b"a forgery", **forged))
-    with pytest.raises(errors.ChunkMissing, match="service project did not make it"):
+    with pytest.raises(errors.ChunkMissing, match="it does not belong to acstor's service project"):
         await source.size_bytes(blob)
 
 

@@ -99,7 +99,7 @@ def test_judge_detects_an_image_that_only_acstor_accepts(
 
 def test_judge_detects_a_valid_image_that_acstor_refuses(image: pathlib.Path) -> None:
     def refuse(*words: object) -> pathlib.Path:
-        raise errors.NotRaw("image", "its tables make no sense")
+        raise errors.NotRaw("image", "its tables are invalid")
 
     def fail(*words: object) -> pathlib.Path:
         raise KeyError(7)

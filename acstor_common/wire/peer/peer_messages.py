@@ -236,7 +236,7 @@ def _decode_refer(body: bytes) -> Refer:
         _require(stop <= len(body), "a host id that is cut off in a Refer")
         hosts.append(ids.parse_host_id(body[at + 1 : stop].decode("ascii")))
         at = stop
-    _require(len(hosts) == count, f"{len(hosts)} hosts where {count} were promised in a Refer")
+    _require(len(hosts) == count, f"{len(hosts)} hosts instead of {count} in a Refer")
     _check_hosts(tuple(hosts))
     return Refer(request_id, tuple(hosts))
 

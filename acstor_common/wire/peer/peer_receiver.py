@@ -280,11 +280,11 @@ class Receiver:
     def _check_turn(self, type_: Type) -> None:
         """Reject a message from the wrong side or at the wrong time."""
         if type_ not in self._accepts:
-            raise self._error(f"{type_.name} comes from the wrong side")
+            raise self._error(f"{type_.name} in the wrong direction")
         if (type_ == Type.HELLO) == self._is_greeted:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
         if type_ in peer_wire.BULK_ONLY and self._klass is not ConnectionClass.BULK:
-            raise self._error(f"{type_.name} on a connection where guests wait")
+            raise self._error(f"{type_.name} on a DEMAND connection")
 
     def _check_klass(self, get: peer_messages.Get) -> None:
         wanted, own = get.requests[0].priority, self._klass

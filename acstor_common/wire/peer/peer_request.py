@@ -260,7 +260,7 @@ def _check(requests: tuple[ChunkRequest, ...]) -> None:
     if not 1 <= len(requests) <= MAX_BATCH:
         raise ValueError(f"a Get of {len(requests)} requests")
     if requests[0].timeout_ms < 1:
-        raise ValueError("a Get without time")
+        raise ValueError("a Get without a timeout")
     chunks = 0
     for request in requests:
         _check_run(request)

@@ -281,7 +281,7 @@ def test_host_cannot_register_checkpoints_of_other_servers(decision: Decision) -
     assert_nothing_leaked(decision)
 
 
-@pytest.mark.allow_log("message sample_collected is of no use")
+@pytest.mark.allow_log("message sample_collected is ignored")
 @pytest.mark.allow_log("samples in the name of")
 @pytest.mark.allow_log("is refused: ")
 @pytest.mark.allow_log("more messages were ignored")

@@ -67,7 +67,7 @@ def test_key_is_not_written_to_an_existing_folder_that_others_can_access(
     shared.mkdir()
     shared.chmod(mode)
     assert run("init", shared) == 1
-    assert f"{shared}: the folder is there, and others" in capsys.readouterr().err
+    assert f"{shared}: the folder exists, and other users" in capsys.readouterr().err
     assert list(shared.iterdir()) == [] and shared.stat().st_mode & 0o7777 == mode
     own.mkdir()
     own.chmod(0o2700)

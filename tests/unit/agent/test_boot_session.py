@@ -322,7 +322,7 @@ async def test_guests_read_on_without_a_damaged_boot_image(host, damage):
     assert host.memory.used_bytes == 0
 
 
-@pytest.mark.expect_log("is not what the chunk map says; ignored; guests boot without it")
+@pytest.mark.expect_log("does not match the chunk map; ignored; guests boot without it")
 async def test_boot_image_that_contradicts_the_chunk_map_is_logged_and_counted(host):
     host.blobs[BOOT_BLOB] = one_host.boot_image_of(DATA[::-1], TRACE)
     image = await attached(host)

@@ -80,7 +80,7 @@ def test_listener_receives_fanout_and_topic_messages(link):
     assert link.sent >= 2
 
 
-@pytest.mark.expect_log("message lit is of no use: no fire")
+@pytest.mark.expect_log("message lit is ignored: no fire")
 def test_message_that_its_callback_rejects_is_logged_and_skipped(link):
     heard: queue.Queue[object] = queue.Queue()
 

@@ -176,9 +176,9 @@ LEAP = 3 + 1_000_001
     [
         (
             decision_messages.RingTable(9, KEYS.table(hash_ring.Ring(9, ())).table),
-            "none of the keys",
+            "none of the trusted keys",
         ),
-        (STRANGER.table(hash_ring.Ring(9, ())), "none of the keys known here made it"),
+        (STRANGER.table(hash_ring.Ring(9, ())), "none of the trusted keys made it"),
         (KEYS.table(hash_ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
         (KEYS.table(hash_ring.Ring(LEAP, ())), "leaps"),
         (KEYS.table(hash_ring.Ring((1 << 53) - 1, ())), "leaps"),
@@ -263,7 +263,9 @@ TASK = decision_messages.ImageTask(
 async def test_signed_task_is_accepted_once(host):
     given = KEYS.task(TASK, "h1")
     await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
-    with pytest.raises(errors.NotAuthenticated, match=r"a task for image .*: it was taken before"):
+    with pytest.raises(
+        errors.NotAuthenticated, match=r"a task for image .*: it was accepted before"
+    ):
         await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
     assert host.tasks == [TASK]
 

@@ -234,7 +234,7 @@ async def test_waiting_host_shows_its_key_in_the_log_once_and_in_the_status(
     assert enrolling.state.fingerprint == ""
 
 
-@pytest.mark.expect_log("clear text at http://d.example:9710: .*over TLS and name https://")
+@pytest.mark.expect_log("at http://d.example:9710 are in clear text: .*over TLS and set https://")
 async def test_endpoint_without_tls_is_logged_once(
     autojump_clock, enrolling, api, files, nursery, watched_log
 ):

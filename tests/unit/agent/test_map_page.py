@@ -84,7 +84,7 @@ AT_ENTRIES = chunk_map_header.sections(CUT, layout.raw(CUT.size_bytes), TABLES).
     ("at", "value", "why"),
     [
         (8, 7 << 56, "codec 7 is not known"),
-        (8, 1 << 56 | STORED_BYTES, "behind the end of the stored file"),
+        (8, 1 << 56 | STORED_BYTES, "beyond the end of the stored file"),
         (0, 1 << 63, "is not between"),
     ],
 )

@@ -405,7 +405,7 @@ async def test_unencodable_request_fails_all_requests_of_the_connection(is_conne
         await nets.wait_until(lambda: not client.net._channels)
         assert client.net.faults.count == 1
     assert sorted(one.request_id for one in heard) == [1, 2]
-    assert all("a Get without time" in str(one.failure) for one in heard)
+    assert all("a Get without a timeout" in str(one.failure) for one in heard)
 
 
 async def test_request_is_sent_immediately():

@@ -302,7 +302,7 @@ async def test_certificate_renewal_under_load_closes_no_connection(identity):
         assert len(newest) == 2  # a new connection uses the new certificate
 
 
-@pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
+@pytest.mark.expect_log("Connection with .* dropped: none of the trusted authorities")
 async def test_connections_end_when_their_authority_is_no_longer_trusted(identity):
     found = identity(CLIENT)
     async with (
@@ -314,7 +314,9 @@ async def test_connections_end_when_their_authority_is_no_longer_trusted(identit
         await wait_until(lambda: client.net.connection_counts[1] == 0)
 
 
-@pytest.mark.expect_log(r"Connection with client.example .* dropped: none of the authorities")
+@pytest.mark.expect_log(
+    r"Connection with client.example .* dropped: none of the trusted authorities"
+)
 async def test_hello_after_its_authority_was_removed_closes_the_connection(identity, monkeypatch):
     """The handshake precedes the removal; the check of all connections precedes the Hello."""
     found = identity(SERVER)
@@ -540,7 +542,7 @@ async def connected():
         yield connect
 
 
-@pytest.mark.expect_log("Connection with h7 dropped: none of the authorities")
+@pytest.mark.expect_log("Connection with h7 dropped: none of the trusted authorities")
 async def test_certificate_checks_are_spread_over_loop_turns(identity, connected, monkeypatch):
     ours = identity(SERVER).read()
     before = {f"h{n}": identity(f"h{n}").files.certificate.read_bytes() for n in range(40)}

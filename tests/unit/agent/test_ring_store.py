@@ -229,9 +229,12 @@ def test_signed_table_survives_a_restart(joined, tmp_path):
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (signed(9, "h1", keys=cloud_keys.CloudKeys()), "none of the keys known here made it"),
-        (msgspec.structs.replace(signed(9, "h1"), signature=""), "none of the keys"),
-        (msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table), "none of the keys"),
+        (signed(9, "h1", keys=cloud_keys.CloudKeys()), "none of the trusted keys made it"),
+        (msgspec.structs.replace(signed(9, "h1"), signature=""), "none of the trusted keys"),
+        (
+            msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table),
+            "none of the trusted keys",
+        ),
         (signed(9, "h1", told=10), "the signature is for epoch 9"),
     ],
 )

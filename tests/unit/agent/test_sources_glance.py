@@ -134,9 +134,9 @@ async def test_deactivated_image_in_use_is_readable_by_the_next_worker(server, s
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        ({"owner": glance_records.TENANT}, "service project did not make it"),
-        ({artefacts.OF_IMAGE: glance_records.ARTEFACT_ID}, "it is of image"),
-        ({artefacts.OS_HASH_VALUE: "00" * 64}, "it is of other bytes"),
+        ({"owner": glance_records.TENANT}, "it does not belong to acstor's service project"),
+        ({artefacts.OF_IMAGE: glance_records.ARTEFACT_ID}, "it is for image"),
+        ({artefacts.OS_HASH_VALUE: "00" * 64}, "it is for other bytes"),
         ({artefacts.KIND: "boot_image"}, "not a chunk_map"),
         ({artefacts.FORMAT: "99"}, "format version 99 is not known"),
     ],

@@ -348,7 +348,7 @@ def test_request_over_the_bus_is_answered(daemon, asks):
     daemon.stop()
 
 
-@pytest.mark.expect_log("is of no use")
+@pytest.mark.expect_log("is ignored")
 def test_forged_request_over_the_bus_gets_no_reply(daemon, asks):
     asked = []
     daemon.listen_for_requests(lambda instance: asked.append(instance) or 5)

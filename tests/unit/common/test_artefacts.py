@@ -47,13 +47,13 @@ def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"owner": records.TENANT}, "did not make it"),
-        ({"owner": None}, "did not make it"),
+        ({"owner": records.TENANT}, "does not belong to acstor's service project"),
+        ({"owner": None}, "does not belong to acstor's service project"),
         ({"acstor_kind": "boot_image"}, "it is a boot_image, not a chunk_map"),
-        ({"acstor_image_id": OTHER_ID}, f"it is of image {OTHER_ID}"),
-        ({"acstor_os_hash_value": "00" * 64}, "of other bytes"),
-        ({"acstor_os_hash_algo": "sha256"}, "of other bytes"),
-        ({"acstor_os_hash_value": "no digits"}, "of other bytes"),
+        ({"acstor_image_id": OTHER_ID}, f"it is for image {OTHER_ID}"),
+        ({"acstor_os_hash_value": "00" * 64}, "for other bytes"),
+        ({"acstor_os_hash_algo": "sha256"}, "for other bytes"),
+        ({"acstor_os_hash_value": "no digits"}, "for other bytes"),
         ({"acstor_format": "1"}, "format version 1 is not known"),
         ({"acstor_format": None}, "format version unknown is not known"),
         ({"status": "queued"}, "its status is queued"),
@@ -68,20 +68,22 @@ def test_image_without_a_kind_is_no_artefact() -> None:
     image = records.image()
     plain = records.artefact_record(image)
     del plain["acstor_kind"]
-    assert "did not make it" in why(image, image_record.Image.from_record(plain))
+    assert "does not belong to acstor's service project" in why(
+        image, image_record.Image.from_record(plain)
+    )
 
 
 def test_pointer_copied_onto_a_snapshot_has_no_effect() -> None:
     image = records.image()
     snapshot = records.image(id=OTHER_ID, acstor_chunk_map=records.ARTEFACT_ID)
     assert artefacts.pointer_of(snapshot, CHUNK_MAP) == records.ARTEFACT_ID
-    assert why(snapshot, records.artefact(image)) == f"it is of image {records.IMAGE_ID}"
+    assert why(snapshot, records.artefact(image)) == f"it is for image {records.IMAGE_ID}"
 
 
 def test_artefact_forged_by_a_tenant_has_no_effect() -> None:
     image = records.image()
     forged = records.artefact(image, owner=records.TENANT)
-    with pytest.raises(errors.ForeignArtefact, match="is ignored: acstor's service project did"):
+    with pytest.raises(errors.ForeignArtefact, match="is ignored: it does not belong to acstor's"):
         artefacts.check_belongs(
             image, forged, CHUNK_MAP, records.SERVICE_PROJECT, chunk_map.VERSION
         )
@@ -101,7 +103,7 @@ def test_image_without_a_hash_has_no_artefacts() -> None:
         artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, VERSION)
     no_hash = {artefacts.OS_HASH_ALGO: "", artefacts.OS_HASH_VALUE: ""}
     bound_to_nothing = records.artefact(records.image(), **no_hash)
-    assert "of other bytes" in why(image, bound_to_nothing)
+    assert "for other bytes" in why(image, bound_to_nothing)
 
 
 @pytest.mark.parametrize("text", ["", "no id", None, 7, "../../etc/passwd"])

@@ -39,7 +39,7 @@ BOOT = boot_timeline.Timeline(
     longest=(boot_timeline.LongRead(17.0, 1.25, 65536, 4096, {"source": 4096}, "refu\x1bsed"),),
 )
 NOVA = [
-    boot_chart.Event("create asked", BEGAN_AT_S - 6, BEGAN_AT_S - 4),
+    boot_chart.Event("create requested", BEGAN_AT_S - 6, BEGAN_AT_S - 4),
     boot_chart.Event("build_and_run_instance", BEGAN_AT_S - 4, BEGAN_AT_S + 5),
 ]
 
@@ -75,7 +75,7 @@ def test_chart_lanes_show_events_in_time():
 
 def test_nova_events_come_first_and_shift_the_chart():
     picture = boot_chart.draw(BOOT, NOVA)
-    assert lane(picture, "Nova: create asked").startswith("=")
+    assert lane(picture, "Nova: create requested").startswith("=")
     shift = lane(picture, "guest: disk is open").index("=") / boot_chart.WIDTH
     assert shift == pytest.approx(10 / 26, abs=0.03)
     assert "Nova: until it asked the agent" in picture and "26.00" in picture
@@ -84,7 +84,7 @@ def test_nova_events_come_first_and_shift_the_chart():
 def test_boot_without_reads_is_drawn():
     bare = boot_timeline.Timeline(image_id=IMAGE, began_at_s=0.0, opened_s=0.0, slice_s=0.25)
     picture = boot_chart.draw(bare)
-    assert "no server of Nova's (goes on)" in picture
+    assert "a guest outside Nova (in progress)" in picture
     assert boot_timeline.boot_image_share({"zero": 9}) is None
 
 

@@ -54,8 +54,8 @@ def test_recorded_trace_is_always_valid(reads, limit_chunks):
     ("trace", "why"),
     [
         ([], "it is empty"),
-        ([0, 21], "the image has not"),
-        ([-1], "the image has not"),
+        ([0, 21], "the image lacks"),
+        ([-1], "the image lacks"),
         ([5, 5], "twice"),
         (list(range(22)), "22 chunks are too many"),
         ([20, 0], ""),

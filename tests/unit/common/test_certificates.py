@@ -84,15 +84,15 @@ def test_host_name_comes_from_the_authority_and_not_from_the_request():
 @pytest.mark.parametrize(
     ("pem", "ca", "why"),
     [
-        (CERT, OTHER_CA.certificate_pem, "none of the authorities known here issued it"),
-        (CERT, CERT, "no authority's certificate"),
-        (CERT, b"", "no PEM"),
-        (CA.certificate_pem, CA.certificate_pem, "it is an authority's"),
+        (CERT, OTHER_CA.certificate_pem, "none of the trusted authorities issued it"),
+        (CERT, CERT, "is not a CA certificate"),
+        (CERT, b"", "not X.509"),
+        (CA.certificate_pem, CA.certificate_pem, "it is a CA certificate"),
         (made_by_hand(common_name=HOST), CA.certificate_pem, "no subjectAltName"),
         (
             made_by_hand(names(x509.DNSName("h1"), x509.DNSName("h2"))),
             CA.certificate_pem,
-            "2 names, one DNS name alone",
+            "2 names, exactly one DNS name",
         ),
         (
             made_by_hand(names(x509.DNSName("h1"), x509.RFC822Name("a@b.c"))),
@@ -102,17 +102,17 @@ def test_host_name_comes_from_the_authority_and_not_from_the_request():
         (
             made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([SERVER])),
             CA.certificate_pem,
-            "leaves out clientAuth",
+            "lacks clientAuth",
         ),
         (
             made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([CLIENT])),
             CA.certificate_pem,
-            "leaves out serverAuth",
+            "lacks serverAuth",
         ),
         (
             made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([ANY])),
             CA.certificate_pem,
-            "leaves out serverAuth and clientAuth",
+            "lacks serverAuth and clientAuth",
         ),
         (made_by_hand(names(x509.RFC822Name("h1"))), CA.certificate_pem, "one DNS name"),
         (made_by_hand(names(x509.DNSName("*.rack"))), CA.certificate_pem, "not a host id"),
@@ -219,7 +219,7 @@ def test_authority_without_client_and_server_usage_is_refused():
     own = certificates.Authority(*cloud_keys.own_authority(CLIENT, SERVER))
     issued = own.issue_certificate(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, own.certificate_pem).host == HOST
-    with pytest.raises(errors.NotAuthenticated, match="usage of CN=own leaves out clientAuth"):
+    with pytest.raises(errors.NotAuthenticated, match="usage of CN=own lacks clientAuth"):
         certificates.Authority(*cloud_keys.own_authority(SERVER))
 
 

@@ -94,7 +94,7 @@ def test_chunk_of_another_name_disk_or_length_is_refused() -> None:
     assert "another" in refusal(OTHER.close(NAME, CHUNK))
     refusal(SEALED, length=len(CHUNK) + 1)
     refusal(SEALED, length=len(CHUNK) - 1)
-    assert "not its length" in refusal(SEALED + bytes(len(CHUNK)))
+    assert "is invalid" in refusal(SEALED + bytes(len(CHUNK)))
 
 
 def test_chunk_sealed_under_a_wrong_name_is_detected() -> None:

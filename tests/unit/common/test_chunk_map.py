@@ -108,10 +108,10 @@ def test_keyed_cid_in_a_map_without_keys_is_refused_with_its_offset() -> None:
     [
         (130, "H", 9, "9 scope keys are too many"),
         (130, "H", 0xFFFF, "65535 scope keys are too many"),
-        (130, "H", 3, "no key"),  # the third one is all zeros
-        (130, "H", 1, "behind the last"),
+        (130, "H", 3, "a scope key is invalid"),  # the third one is all zeros
+        (130, "H", 1, "after the last"),
         (192, "32s", KEYS[0], "twice"),
-        (415, "B", 1, "behind the last"),
+        (415, "B", 1, "after the last"),
     ],
 )
 def test_invalid_scope_keys_in_a_map_are_refused(
@@ -244,8 +244,8 @@ def test_damaged_cid_is_detected_by_the_trailer() -> None:
         (156, "I", 3, LENGTH, f"truncated: {LENGTH} of {LENGTH + 8} bytes"),
         (448, "I", 1, 448, "there is no block 1"),
         (AT_FIRSTS + 4, "I", 4, AT_FIRSTS + 4, "there is no chunk 4"),
-        (136, "Q", 196707, 136, "196707 bytes and 0 extents are no raw image"),
-        (144, "Q", 1, 136, "196708 bytes and 1 extents are no raw image"),
+        (136, "Q", 196707, 136, "196707 bytes and 0 extents are not a raw image"),
+        (144, "Q", 1, 136, "196708 bytes and 1 extents are not a raw image"),
         (16, "Q", 2**64 - 1, 24, "4 chunks do not fit an image of 18446744073709551615 bytes"),
         (48, "16s", b"sha512\xff", 48, "not the name of a hash algorithm"),
         (48, "16s", b"", 48, "needs both an algorithm and a value"),
@@ -334,7 +334,7 @@ def test_flipped_byte_of_a_layout_is_detected() -> None:
     ("at", "fmt", "value", "offset", "why"),
     [
         (136, "Q", 2**56 + 1, 136, f"a stored file of {2**56 + 1} bytes is too long"),
-        (136, "Q", 327849, AT_ENTRIES + 24, "behind the end of the stored file"),
+        (136, "Q", 327849, AT_ENTRIES + 24, "beyond the end of the stored file"),
         (144, "Q", 2**64 - 1, BIG_LENGTH, f"truncated: {BIG_LENGTH} of"),
         (144, "Q", 4, BIG_LENGTH - 24, f"too long: {BIG_LENGTH} bytes"),
         (AT_ENTRIES + 24, "Q", 4095, AT_ENTRIES + 24, "is not between 4096 and 4194304"),

@@ -205,7 +205,11 @@ def test_size_option_accepts_a_unit(tmp_path, text, size_bytes):
 @pytest.mark.parametrize(
     ("option", "value", "why"),
     [
-        ("cache_limit_bytes", "20GX", "'20GX' is no size: write bytes, or a number with KiB, MiB"),
+        (
+            "cache_limit_bytes",
+            "20GX",
+            "'20GX' is not a size: write bytes, or a number with KiB, MiB",
+        ),
         ("cache_limit_bytes", "5", "5 is less than 1MiB"),
         ("read_deadline_s", "soon", "could not convert string to float: 'soon'"),
     ],

@@ -39,5 +39,5 @@ def test_chunk_sizes_are_powers_of_two_from_16_kib_to_4_mib():
 
 @pytest.mark.parametrize(("size", "chunk_bytes"), [(-1, 65536), (1, 0), (1, 8192), (1, 65537)])
 def test_invalid_geometry_is_refused(size, chunk_bytes):
-    with pytest.raises(ValueError, match="no image is cut like this"):
+    with pytest.raises(ValueError, match="an image cannot be divided like this"):
         geometry.Geometry(size, chunk_bytes)

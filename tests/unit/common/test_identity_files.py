@@ -39,7 +39,7 @@ def test_host_without_identity_files_has_no_credentials_or_signers(files):
     assert files.signer_keys() == ()
 
 
-@pytest.mark.expect_log(r"identity/ca.pem: .*usage of CN=own leaves out serverAuth; it is not used")
+@pytest.mark.expect_log(r"identity/ca.pem: .*usage of CN=own lacks serverAuth; it is not used")
 def test_authority_without_server_usage_is_refused_with_its_file(files, folder, keys):
     own, _ = cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)
     identity_files.write(folder, keys.host("h1")._replace(ca=own))
@@ -109,7 +109,7 @@ def test_failed_write_keeps_the_previous_identity(folder, keys, monkeypatch):
     assert len(list(folder.parent.glob(".identity-*"))) == 1
 
 
-@pytest.mark.expect_log("the certificate of h2 proves nothing: this host is h1; it is not used")
+@pytest.mark.expect_log("the certificate of h2 is rejected: this host is h1; it is not used")
 def test_certificate_of_another_host_is_not_used(files, folder, keys):
     identity_files.write(folder, keys.host("h2"))
     assert files.current_credentials().certificate is None
@@ -117,13 +117,13 @@ def test_certificate_of_another_host_is_not_used(files, folder, keys):
     assert len(files.signer_keys()) == 1
 
 
-@pytest.mark.expect_log("the key beside it is another one's")
+@pytest.mark.expect_log("the key beside it does not match it")
 def test_certificate_with_another_key_is_not_used(files, folder, keys):
     identity_files.write(folder, keys.host("h1")._replace(key=signing.new_key()))
     assert files.current_credentials().certificate is None
 
 
-@pytest.mark.expect_log("none of the authorities known here issued it")
+@pytest.mark.expect_log("none of the trusted authorities issued it")
 def test_certificate_of_another_cloud_is_not_used(files, folder, keys):
     other = cloud_keys.CloudKeys().authority.certificate_pem
     identity_files.write(folder, keys.host("h1")._replace(ca=other))

@@ -75,7 +75,7 @@ def test_grant_needs_the_services_signature_for_its_purpose(purpose):
     )
     other = signed_messages.sign_payload(taken, purpose, KEYS.signing_key)
     for forged in (grant(OTHER_CLOUD.signing_key), grant(HOST.key), other):
-        with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
+        with pytest.raises(errors.NotAuthenticated, match="none of the trusted keys"):
             verify(headers(forged))
 
 
@@ -84,12 +84,12 @@ def test_changed_grant_is_refused():
     for old, new in ((IMAGE, IMAGE.replace("7", "8")), ('"h1"', '"h2"')):
         changed = msgspec.structs.replace(given, payload=given.payload.replace(old, new))
         assert changed != given
-        with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
+        with pytest.raises(errors.NotAuthenticated, match="none of the trusted keys"):
             verify(headers(changed))
 
 
 def test_grant_of_another_host_is_refused():
-    with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
+    with pytest.raises(errors.NotAuthenticated, match="none of the trusted keys"):
         verify(headers(key=OTHER_HOST.key))
     without = headers()
     del without[image_grants.PROOF_HEADER]
@@ -99,14 +99,14 @@ def test_grant_of_another_host_is_refused():
 
 def test_proof_covers_one_request_at_one_time():
     for other in (TARGET.replace("0-9", "0-99"), TARGET.replace(IMAGE, IMAGE.replace("7", "8"))):
-        with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
+        with pytest.raises(errors.NotAuthenticated, match="none of the trusted keys"):
             verify(headers(), target=other)
     for at_s in (NOW_S + image_grants.PROOF_AGE_S + 1, NOW_S - image_grants.PROOF_AGE_S - 1):
         with pytest.raises(errors.NotAuthenticated, match="its proof is"):
             verify(headers(now_s=at_s))
     ours = headers()
     moved = ours[image_grants.PROOF_HEADER].replace(f"{NOW_S:.0f}", f"{NOW_S + 1:.0f}")
-    with pytest.raises(errors.NotAuthenticated, match="none of the keys"):
+    with pytest.raises(errors.NotAuthenticated, match="none of the trusted keys"):
         verify({**ours, image_grants.PROOF_HEADER: moved})
 
 

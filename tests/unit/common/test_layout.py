@@ -120,7 +120,7 @@ def test_pages_are_validated_separately() -> None:
     ],
 )
 def test_extent_that_does_not_fit_an_entry_is_not_packed(extent: layout.Extent) -> None:
-    with pytest.raises(ValueError, match="no entry"):
+    with pytest.raises(ValueError, match="an entry cannot have"):
         layout.pack(extent)
 
 

@@ -802,7 +802,7 @@ def test_get_out_of_range_is_refused(changes):
     ],
 )
 def test_message_from_the_wrong_side_is_refused(accepts, message):
-    with pytest.raises(errors.RemoteProtocolError, match="wrong side"):
+    with pytest.raises(errors.RemoteProtocolError, match="wrong direction"):
         receive(receiver(accepts), stream(HELLO, message))
 
 

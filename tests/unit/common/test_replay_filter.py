@@ -13,7 +13,9 @@ def fresh():
 
 def test_message_is_accepted_once(fresh):
     assert fresh.check_and_remember((1, "a"), NOW_S, NOW_S) == ""
-    assert "taken before" in fresh.check_and_remember((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
+    assert "accepted before" in fresh.check_and_remember(
+        (1, "a"), NOW_S, NOW_S + replay_filter.AGE_S
+    )
     assert fresh.check_and_remember((1, "b"), NOW_S, NOW_S) == ""
 
 
@@ -25,7 +27,7 @@ def test_message_is_accepted_once(fresh):
         (replay_filter.AGE_S + 1, "901 s ago"),
         (86_400.0, "86400 s ago"),
         (-replay_filter.FUTURE_S, ""),
-        (-replay_filter.FUTURE_S - 1, "301 s from now: one of the two clocks is wrong"),
+        (-replay_filter.FUTURE_S - 1, "301 s in the future: one of the two clocks is wrong"),
     ],
 )
 def test_untimely_message_is_refused(fresh, age_s, why):

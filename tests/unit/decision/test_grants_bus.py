@@ -167,7 +167,7 @@ def test_grant_for_another_host_or_image_is_refused(cloud):
         with pytest.raises(errors.SourceUnreachable, match="it is for h"):
             asks(cloud, forge(cloud, grant=signed))
     unsigned = signed_messages.sign_payload(grant, signing.IMAGE_GRANT, signing.new_key())
-    with pytest.raises(errors.SourceUnreachable, match="none of the keys"):
+    with pytest.raises(errors.SourceUnreachable, match="none of the trusted keys"):
         asks(cloud, forge(cloud, grant=unsigned))
 
 

@@ -65,7 +65,9 @@ def test_directory_that_others_may_enter_gets_no_key(manage, tmp_path: pathlib.P
     out.mkdir()
     out.chmod(0o750)
     refused = manage("authority", "issue", "h1", "--out", out)
-    assert refused.returncode == 1 and f"{out}: the folder is there, and others" in refused.stderr
+    assert (
+        refused.returncode == 1 and f"{out}: the folder exists, and other users" in refused.stderr
+    )
     assert list(out.iterdir()) == [] and out.stat().st_mode & 0o777 == 0o750
     again = manage("authority", "issue", "h1", "--out", first)
     assert again.returncode == 0, "a folder of its owner's alone is taken again"

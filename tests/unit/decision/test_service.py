@@ -424,7 +424,7 @@ def test_thresholds_follow_switch_loads_and_stay_when_unknown(lone):
     assert lone.epochs() == [1, 2, 3, 4] and thresholds() == (1, threshold.EVERYWHERE)
 
 
-@pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
+@pytest.mark.expect_log("message sample_collected is ignored: .*broke the protocol")
 def test_malformed_sample_is_counted_and_dropped(lone):
     heard: list[decision_messages.Signed] = []
     refused = collections.Counter[str]()
@@ -438,7 +438,7 @@ def test_malformed_sample_is_counted_and_dropped(lone):
     assert decision_messages.decode(endpoint.get_ring({}), decision_messages.RingTable).epoch == 0
 
 
-@pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
+@pytest.mark.expect_log("message sample_collected is ignored: .*broke the protocol")
 def test_malformed_samples_do_not_fill_the_log(lone, watched_log):
     endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, {"malformed": 0}, {})
     for _ in range(1000):
@@ -613,7 +613,7 @@ def test_oversized_table_is_not_published(lone, store, monkeypatch, watched_log)
     assert lone.epochs() == [1]
 
 
-@pytest.mark.expect_log("message sample_collected is of no use")
+@pytest.mark.expect_log("message sample_collected is ignored")
 def test_forged_samples_do_not_fill_the_log(lone, watched_log):
     endpoint = rpc._Endpoint(
         lone.service.accept_sample, lone.service.current_ring, {"malformed": 0}, {}

@@ -188,7 +188,7 @@ def test_image_that_needs_an_operator_is_unhealthy() -> None:
     list(counting.run())
     assert not counting.is_healthy
     [only] = counting.counts.values()
-    assert "of the first: it is of other bytes" in only.message
+    assert "of the first: it is for other bytes" in only.message
 
 
 def converted_image(

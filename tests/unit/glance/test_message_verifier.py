@@ -67,10 +67,10 @@ def test_signed_trace_of_a_host_is_accepted(listener):
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        (sent(trace("h2")), "a boot trace of h1 proves nothing: it states the host h2"),
-        (sent(trace(), STRANGER.host("h1")), "none of the authorities known here issued it"),
-        (sent(trace(), H1._replace(key=KEYS.host("h1").key)), "none of the keys known here"),
-        (sent(trace(), purpose=signing.SAMPLE), "none of the keys known here"),
+        (sent(trace("h2")), "a boot trace of h1 is rejected: it states the host h2"),
+        (sent(trace(), STRANGER.host("h1")), "none of the trusted authorities issued it"),
+        (sent(trace(), H1._replace(key=KEYS.host("h1").key)), "none of the trusted keys"),
+        (sent(trace(), purpose=signing.SAMPLE), "none of the trusted keys"),
         (sent(trace(), KEYS.host("h1", NOW_S - 9 * DAY_S)), "valid until"),
         (sent(trace(), KEYS.host("h1", NOW_S + DAY_S)), "one of the two clocks is wrong"),
         (sent(trace(recorded_s=NOW_S - 2 * DAY_S)), "172800 s ago"),
@@ -149,7 +149,7 @@ def test_messages_are_refused_before_any_key_is_known(listener):
 def test_request_of_the_decision_service_is_accepted_once(listener):
     payload = decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S))
     assert listener.verify_request(payload) == WANTED
-    with pytest.raises(errors.NotAuthenticated, match="it was taken before"):
+    with pytest.raises(errors.NotAuthenticated, match="it was accepted before"):
         listener.verify_request(payload)
     again = decision_messages.encode(KEYS.wanted(WANTED, request=2, given_s=NOW_S))
     assert listener.verify_request(again) == WANTED

@@ -57,7 +57,7 @@ def test_keys_are_read_from_files_without_a_request(conf, session, tmp_path):
     assert len(knows.trust_anchors().signers) == 1
     assert session.asked == []
     (tmp_path / "ca.pem").write_text("garbage")
-    with pytest.raises(errors.Unusable, match=rf"{tmp_path}.*no PEM of X.509"):
+    with pytest.raises(errors.Unusable, match=rf"{tmp_path}.*not X.509 certificates in PEM"):
         knows.refresh()
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(FileNotFoundError):
@@ -65,7 +65,7 @@ def test_keys_are_read_from_files_without_a_request(conf, session, tmp_path):
     assert knows.trust_anchors().ca == CA.encode()
 
 
-@pytest.mark.expect_log("asked in clear text at http://d.example:9710/v1/authority: ")
+@pytest.mark.expect_log("at http://d.example:9710/v1/authority are in clear text: ")
 def test_endpoint_without_tls_is_logged_once(conf, session, watched_log):
     session.served_at = "http://d.example:9710"
     knows = trust_store.TrustStore(conf)

@@ -95,7 +95,7 @@ def test_other_disks_are_read_by_nova(nova, tmp_path):
     [
         (scripted_agent.failed("RemoteProtocolError", "no such request"), "no such request"),
         (scripted_agent.done({**ZEROS, "zeros": b"\xfe"}), "index out of range"),
-        (scripted_agent.done({**ZEROS, "chunk_bytes": 7}), "no image is cut like this"),
+        (scripted_agent.done({**ZEROS, "chunk_bytes": 7}), "an image cannot be divided like this"),
     ],
 )
 def test_missing_hole_map_falls_back_to_nova(nova, answer, why):

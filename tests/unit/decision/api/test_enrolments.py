@@ -105,7 +105,7 @@ def test_host_waiting_for_approval_is_listed_with_its_key(api_configuration, sto
     assert ask(client).status_code == 200
 
 
-@pytest.mark.expect_log("no certificate for user agent-of-h1.*PKCS 10")
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*PKCS #10")
 def test_malformed_request_is_refused(client):
     assert ask(client, csr=b"nonsense").status_code == 400
     assert ask(client, csr=b"x" * 9000).status_code == 400
