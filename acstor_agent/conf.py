@@ -197,7 +197,7 @@ OPTS = [
         "stop_with_guests",
         default="refuse",
         choices=[
-            ("refuse", "keep running; under a service manager, stop when the guests have gone"),
+            ("refuse", "keep running; under a service manager, stop once no guest uses mirrors"),
             ("unmount", "stop; guests get I/O errors for data that they have not read yet"),
         ],
         help="Effect of a stop signal while guests use mirrors and no service manager keeps the "
@@ -273,7 +273,7 @@ def _enrolment_options() -> Iterator[cfg.Opt]:
     yield from loading.get_auth_common_conf_options()
     for opt in loading.get_auth_plugin_conf_options("v3password"):
         copied = copy.copy(opt)
-        copied.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        copied.help = f"{(opt.help or opt.name).rstrip('.')}, to authenticate with Keystone."
         yield copied
     yield from session_options.session_options(ENROLMENT_TIMEOUT_S)
     yield from loading.get_adapter_conf_options(include_deprecated=False)

@@ -28,12 +28,12 @@ from acstor_common.service import conf
 LOG = logging.getLogger(__name__)
 
 INSECURE = (
-    "whoever reaches this host's port reads and is told what hosts of the v-node table are; "
-    "nothing is encrypted or proven"
+    "anyone who reaches this host's port can read chunks and learns the hosts of the v-node "
+    "table; nothing is encrypted or authenticated"
 )
 HOW_TO_GET_A_CERTIFICATE = (
-    "Let this host enrol at the decision service, or put ca.pem, cert.pem and key.pem into the "
-    "folder identity of state_dir or into identity_dir; where nobody else is on the network, set "
+    "Enrol this host at the decision service, or put ca.pem, cert.pem and key.pem into the folder "
+    "identity of state_dir or into identity_dir; on a network without other users, set "
     "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
@@ -178,7 +178,7 @@ def reachable_at(own: Options) -> str:
     if fault := addresses.why_unreachable(ip):
         raise errors.Unusable(
             "[acstor_agent] peer_listen",
-            f"the decision service cannot tell others to ask {address}: it is {fault}",
+            f"other hosts cannot connect to {address}: it is {fault}",
             "Set it to the address and port under which they reach this host",
         )
     return address

@@ -63,9 +63,9 @@ class SlabFiles:
                 raise errors.Unusable(
                     f"cache folder {self.folder}",
                     "another process is using it",
-                    "Give each agent a cache_dir of its own",
+                    "Set a different cache_dir for each agent",
                 ) from exc
-            LOG.warning("%s: a process that was killed and cannot end has its lock", self.folder)
+            LOG.warning("%s: a killed process that cannot exit holds its lock", self.folder)
         except OSError:
             os.close(fd)
             raise
@@ -81,9 +81,9 @@ class SlabFiles:
         try:
             os.fchmod(fd, mode & 0o700)
         except OSError as exc:
-            LOG.warning("%s is open to others: %s", self.folder, exc.strerror or exc)
+            LOG.warning("%s is accessible to other users: %s", self.folder, exc.strerror or exc)
         else:
-            LOG.info("%s was open to others; now only its owner may enter", self.folder)
+            LOG.info("%s was accessible to other users; now only its owner has access", self.folder)
 
     def close(self) -> None:
         """Close all files and the folder."""
@@ -192,7 +192,7 @@ class SlabFiles:
 
     def _reject(self, fd: int, path: pathlib.Path, why: str) -> None:
         if is_ours := _is_ours(fd):
-            LOG.warning("Slab file thrown away, its chunks will be fetched again: %s", why)
+            LOG.warning("Slab file discarded, its chunks will be fetched again: %s", why)
         self._try_remove(path, is_ours)
 
     def _try_remove(self, path: pathlib.Path, is_ours: bool) -> None:

@@ -146,7 +146,7 @@ class Bus:
                 self._stopping.wait(self._retry_s)
             else:
                 if logged:
-                    LOG.info("the message bus is back")
+                    LOG.info("the message bus is reachable again")
                     self._report_fault("")
                 logged = ""
                 self.sent += 1

@@ -189,7 +189,7 @@ class DecisionLink:
         """Return the start time by the current wall clock, which may have been set since."""
         started_s = time.time() - (time.monotonic() - self._began_s)
         if abs(started_s - self._started_s) > CLOCK_SET_S:
-            LOG.info("the clock was set by %+.0f s", started_s - self._started_s)
+            LOG.info("the clock was stepped by %+.0f s", started_s - self._started_s)
             self._started_s = started_s
         return self._started_s
 

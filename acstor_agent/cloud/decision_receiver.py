@@ -94,7 +94,7 @@ class DecisionReceiver:
         try:
             trio.from_thread.run_sync(self._rings.accept_table, table, sent, trio_token=token)
         except trio.RunFinishedError:
-            LOG.debug("epoch %d came when the agent had ended", sent.epoch)
+            LOG.debug("epoch %d arrived after the agent had stopped", sent.epoch)
         except ValueError as e:
             LOG.debug("%s", e)  # a newer one was faster
 
@@ -108,7 +108,9 @@ class DecisionReceiver:
         try:
             why = trio.from_thread.run_sync(self._accept_task, given, trio_token=token)
         except trio.RunFinishedError:
-            LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
+            LOG.debug(
+                "a task for image %s arrived after the agent had stopped", given.task.image_id
+            )
         else:
             if why:
                 raise errors.NotAuthenticated(f"a task for image {given.task.image_id}", why)

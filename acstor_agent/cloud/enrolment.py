@@ -91,7 +91,7 @@ def from_conf(
         raise errors.Unusable(
             f"[{GROUP}]",
             "the certificates of [acstor_agent] identity_dir would be replaced",
-            "Leave out that option, or the whole section",
+            "Remove that option, or the whole section",
         )
     api, section = _adapter(conf), conf[GROUP].auth_section or GROUP
     configured = session_options.describe(section, conf[section])
@@ -216,7 +216,7 @@ class HostEnrolment:
     def _log_key(self, fingerprint: str) -> None:
         if fingerprint != self._asked_for:
             self._asked_for = fingerprint
-            LOG.info("host %s asks for a certificate of the key %s", self._host, fingerprint)
+            LOG.info("host %s requests a certificate for the key %s", self._host, fingerprint)
 
     def _ask(self, request: bytes) -> EnrolmentResponse:
         body = {"csr": request.decode(), "proof": self._proof(request)}
@@ -237,7 +237,7 @@ class HostEnrolment:
             raise errors.NotEnrolled(f"Keystone refuses the credentials: {why}") from e
         except Exception as e:  # keystoneauth takes each answer for what it should be
             why = f"{e!r}{self._configured}"
-            raise errors.NotEnrolled(f"Keystone's answer makes no sense: {why}") from e
+            raise errors.NotEnrolled(f"Keystone's answer is invalid: {why}") from e
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(refusal_text(response.status_code, response.content))
         try:
@@ -282,7 +282,7 @@ def refusal_text(status: int, body: bytes) -> str:
         error = msgspec.json.decode(body)["error"]
         said = str(error["message"])
     except (*_NOT_JSON, KeyError, TypeError):
-        said = "it says no more, so there may be none at this address"
+        said = "it gives no reason, so the address may be of another service"
     return f"the decision service refuses ({status}): {re.sub('[^ -~]', '?', said[:MAX_WHY])}"
 
 

@@ -96,7 +96,7 @@ class Membership:
                 self.host, conf.config_file or [], conf.config_dir or [], report_fault
             )
         except errors.Unusable as e:
-            supervised.note_failure(_BUS, f"{e}; it is not looked at before a restart")
+            supervised.note_failure(_BUS, f"{e}; the agent does not retry before a restart")
             return None
 
     def credentials(self) -> credentials.Credentials | None:
@@ -139,7 +139,7 @@ class Membership:
         """Describe which other host downloads an image for all; empty: this one may."""
         home = placement.image_home(self.rings.current_ring(), image_id)
         if home is None and self.has_others:
-            return "there is no v-node table yet, which says what host reads it for all"
+            return "there is no v-node table yet to select the host that reads it for all"
         return "" if home in (None, self.host) else f"{home} reads it as one stream, for all hosts"
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:

@@ -19,7 +19,7 @@ from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
-NO_SIGNERS = "this host has no key of who signs them (signers.pem)"
+NO_SIGNERS = "this host has no keys to verify signatures (signers.pem)"
 
 
 def verify_table(

@@ -202,14 +202,17 @@ class RingStore:
         if not why:
             self._activate(new, is_signed=False)
         elif self.is_signed or new.epoch >= table_rules.EPOCH_END:
-            LOG.warning("%s is not taken: %s", path, why)
+            LOG.warning("%s is not accepted: %s", path, why)
         elif new.epoch < self.ring.epoch:
             LOG.warning(
-                "%s has epoch %d, older than %d in use; not taken", path, new.epoch, self.ring.epoch
+                "%s has epoch %d, older than %d in use; not accepted",
+                path,
+                new.epoch,
+                self.ring.epoch,
             )
         elif new.hosts != self.ring.hosts:
             LOG.warning(
-                "%s has epoch %d, the epoch of a table that differs and is in use; not taken",
+                "%s has epoch %d, but differs from the table of this epoch in use; not accepted",
                 path,
                 new.epoch,
             )

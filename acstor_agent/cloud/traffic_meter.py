@@ -44,7 +44,7 @@ class TrafficMeter:
         if not counted:
             raise errors.Unusable(
                 "[acstor_agent] traffic_interfaces",
-                f"none of {list(self._names) or 'the default routes'} is there",
+                f"none of {list(self._names) or 'the default routes'} exists",
                 "Name the interfaces whose traffic counts",
             )
         return InterfaceSample(at_s, counted, int(self._mbit(counted) * MBIT_BYTES))

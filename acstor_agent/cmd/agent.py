@@ -108,8 +108,8 @@ def check_mirror_accessible(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> No
             if path.is_relative_to(folder):
                 raise errors.Unusable(
                     f"[acstor] {option} {path}",
-                    f"it lies in [acstor_agent] {name}, which only the agent may enter",
-                    f"Give {name} a folder of its own",
+                    f"it is inside [acstor_agent] {name}, which only the agent may access",
+                    f"Set {name} to a separate folder",
                 )
 
 

@@ -39,17 +39,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     init = _command(commands, "init", "make a certificate authority in a new folder", _init)
-    init.add_argument("--name", default="acstor", help="what its certificate is called")
+    init.add_argument("--name", default="acstor", help="common name of its certificate")
     issue = _command(commands, "issue", "make a key and a certificate for a host", _issue)
     issue.add_argument("host", metavar="HOST", type=_host, help="id of the host: its host_id")
     issue.add_argument(
-        "--out", metavar="FOLDER", type=pathlib.Path, required=True, help="for its files"
+        "--out", metavar="FOLDER", type=pathlib.Path, required=True, help="folder for the files"
     )
     issue.add_argument(
         "--days",
         type=argument_types.number_between(1, MAX_HOST_LIFETIME_DAYS),
         default=366,
-        help="its life",
+        help="days until it expires",
     )
     _command(commands, "show", "show the authority", _show)
     return parser
@@ -62,7 +62,7 @@ def _command(
     handler: object,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
-    command.add_argument("folder", metavar="DIR", type=pathlib.Path, help="of the authority")
+    command.add_argument("folder", metavar="DIR", type=pathlib.Path, help="folder of the authority")
     command.set_defaults(handler=handler)
     return command
 
@@ -78,7 +78,7 @@ def _init(args: argparse.Namespace) -> None:
     folder: pathlib.Path = args.folder
     if (folder / certificates.CA_KEY_FILE).exists():
         raise errors.Unusable(
-            str(folder), "there is an authority already", "Take another folder for a new one"
+            str(folder), "an authority exists already", "Use another folder for a new one"
         )
     authority = certificates.Authority.create(args.name, time.time(), CA_LIFETIME_DAYS * DAY_S)
     atomic_file.write_secrets(

@@ -47,7 +47,9 @@ def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
     try:
         if _is_served(path):
             raise errors.Unusable(
-                str(path), "another agent listens there", "Give each agent a socket of its own"
+                str(path),
+                "another agent listens on it",
+                "Set a different control_socket for each agent",
             )
         path.unlink(missing_ok=True)
         plain.bind(str(path))  # clients cannot connect before listen()
@@ -58,7 +60,9 @@ def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
         plain.listen(BACKLOG)
     except OSError as e:
         plain.close()
-        raise errors.Unusable(str(path), f"cannot be the control socket: {e.strerror or e}") from e
+        raise errors.Unusable(
+            str(path), f"cannot be used as the control socket: {e.strerror or e}"
+        ) from e
     return trio.SocketListener(trio.socket.from_stdlib_socket(plain))
 
 
@@ -149,7 +153,7 @@ class _Clients:
         if untold is not None:
             LOG.warning("control socket: more than %d clients (%d times more)", self._limit, untold)
         if not self._idle:
-            raise errors.QueueFull(f"control socket ({self._limit} requests under way)")
+            raise errors.QueueFull(f"control socket ({self._limit} requests in progress)")
         idlest = next(iter(self._idle))
         del self._idle[idlest]
         idlest.cancel()

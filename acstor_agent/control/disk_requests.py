@@ -87,7 +87,7 @@ class DiskRequests:
         """Raise Unusable if a process has an image open, or a disk is based on it."""
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.disks_of_image(image_id):
-            raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
+            raise errors.Unusable(f"image {image_id}", f"is the base of disks {made}")
 
     async def _check_closed(self, name: str, what: str) -> None:
         path = f"{self._mount_point}/{name}"

@@ -93,7 +93,7 @@ class ImageRequests:
         """Apply an operator's fill task; raise Unusable if unknown, or if keep_images is none."""
         if task.kind not in FILL_MODES:
             what = f"image {ids.parse_image_id(task.image_id)}"
-            raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
+            raise errors.Unusable(what, f"this agent does not support the task {task.kind}")
         deadline_s = task.deadline_s
         if task.due_at_s:  # a passed deadline means as fast as possible
             deadline_s = fill_rate.time_left_s(task.due_at_s, deadline_s, time.time())
@@ -152,6 +152,6 @@ def _check_hash(image: mirror.Mirror, expected: chunk_map.OsHash) -> None:
     if chunk_map.UNKNOWN_OS_HASH not in (found, expected) and found != expected:
         raise errors.ImageIdReused(
             f"image {image.map.image_id}",
-            f"its id was used again: this host shows bytes with {found.algo} "
-            f"{found.value.hex()[:16]}…, Glance has others under it",
+            f"its id was reused: this host serves bytes with {found.algo} "
+            f"{found.value.hex()[:16]}…, Glance has others",
         )

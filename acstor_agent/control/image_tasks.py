@@ -91,7 +91,7 @@ class ImageTasks:
         is_ahead = task.kind is decision_messages.TaskKind.PREFETCH_BOOT_IMAGE
         if is_ahead and not self._boot_prefetch.is_for(task):
             return
-        LOG.info("image %s: asked to %s", task.image_id, task.kind)
+        LOG.info("image %s: received the task %s", task.image_id, task.kind)
         if not is_ahead or progress is None or progress.kind is task.kind:
             self._report(task, decision_messages.TaskState.WAITING, is_new=True)
         if task.kind is decision_messages.TaskKind.RECORD_BOOTS:
@@ -105,7 +105,7 @@ class ImageTasks:
                 line.send_nowait(task)
         except trio.WouldBlock:
             count = MAX_BOOT_IMAGES if is_ahead else MAX_WAITING
-            self._fail(task, f"{count} other tasks wait here already")
+            self._fail(task, f"{count} other tasks already wait on this host")
 
     async def run(self) -> None:
         """Run tasks forever: long ones one by one, short ones beside them."""

@@ -237,8 +237,8 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("served_bytes", "Bytes of chunks sent to peers"),
         ("served_chunks", "Chunks sent to peers"),
         ("invalid_chunks", "Chunks from peers that failed verification"),
-        ("failovers", "Requests sent to the next place because a place failed"),
-        ("hedged_requests", "Requests also sent to the next place because a place was slow"),
+        ("failovers", "Requests sent to the next peer or source because one failed"),
+        ("hedged_requests", "Requests also sent to the next peer or source because one was slow"),
         ("referrals_followed", "Referrals of busy peers to other hosts"),
         (
             "source_preferred_reads",

@@ -139,7 +139,9 @@ class CheckpointClient:
 
         def checked(sealed: bytes, where: str) -> bytes:
             if checkpoint_encryption.manifest_name(sealed) != name:
-                raise errors.ChunkInvalid(f"manifest {name.hex()}", where, "it is another one")
+                raise errors.ChunkInvalid(
+                    f"manifest {name.hex()}", where, "its hash does not match its name"
+                )
             return sealed
 
         path = vault_paths.manifest(self._record.owner, self._record.vault_disk, name)

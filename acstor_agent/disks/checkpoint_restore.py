@@ -70,7 +70,7 @@ class CheckpointRestore:
             found = restore_files.read(self._disks.folder, record.checkpoint_id)
             if found is None or found.manifest_name != record.manifest_name:
                 what = f"disk {record.checkpoint_id}"
-                raise errors.Unusable(what, "is there, and was not made of this checkpoint")
+                raise errors.Unusable(what, "exists, and was not made from this checkpoint")
             self._wanted.set()
             return await self._disks.open(record.checkpoint_id)
 
@@ -95,7 +95,7 @@ class CheckpointRestore:
         await trio.to_thread.run_sync(restore_files.write, folder, record, sealed)
         await self._disks.create_disk(header, plan.iter_tables())
         LOG.info(
-            "disk %s: made of the checkpoint of instance %s, which has %d chunks",
+            "disk %s: made from the checkpoint of instance %s, which has %d chunks",
             record.checkpoint_id,
             record.instance_id,
             len(manifest),
@@ -151,7 +151,9 @@ class CheckpointRestore:
                     await self._bring_all(await self._disks.open(disk_id))
                     await self._forget_key(record)
                 except (errors.AcstorError, OSError) as e:
-                    LOG.warning("disk %s: not all of its checkpoint is here: %s", disk_id, e)
+                    LOG.warning(
+                        "disk %s: its checkpoint is incomplete on this host: %s", disk_id, e
+                    )
                     await trio.sleep(self._retry_s)
                 else:
                     return
@@ -189,7 +191,7 @@ class CheckpointRestore:
             await restored.sync()
             await trio.to_thread.run_sync(restore_files.mark_complete, self._disks.folder, record)
             restored.checkpoint = None
-        LOG.info("disk %s: all of its checkpoint is here", record.checkpoint_id)
+        LOG.info("disk %s: its checkpoint is complete on this host", record.checkpoint_id)
 
 
 def _header(record: restore_record.RestoreRecord, cut: geometry.Geometry) -> disk_header.DiskHeader:
@@ -224,8 +226,8 @@ def _check(
         raise errors.Unusable(what, "its manifest is of another disk, instance or image")
     image_map = image.map
     if subject.cut.chunk_bytes != image_map.geometry.chunk_bytes:
-        why = f"it has chunks of {subject.cut.chunk_bytes} bytes, its image has others"
+        why = f"it has chunks of {subject.cut.chunk_bytes} bytes, its image has another size"
         raise errors.Unusable(what, why)
     known = subject.os_hash, (image_map.os_hash_algo, image_map.os_hash_value)
     if all(algo for algo, _ in known) and known[0] != known[1]:
-        raise errors.Unusable(what, f"image {record.image_id} is not what it was then")
+        raise errors.Unusable(what, f"image {record.image_id} has changed since then")

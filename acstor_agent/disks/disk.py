@@ -79,7 +79,7 @@ class Disk:
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
         if files.has_failed():
-            self._sync_failure = OSError(errno.EIO, f"one has failed before ({files.failed_path})")
+            self._sync_failure = OSError(errno.EIO, f"an earlier one failed ({files.failed_path})")
             LOG.error("disk %s: syncs fail: %s", self.header.disk_id, self._sync_failure.strerror)
 
     @property

@@ -70,7 +70,8 @@ class DiskFiles:
         """Drop chunks that were unsynced when the host went down, marks first."""
         if self.unsynced:
             LOG.warning(
-                "disk %s: %d chunks were not synced when the host went down; they are the image's",
+                "disk %s: %d chunks were not synced when the host went down; they revert to the "
+                "image",
                 self.header.disk_id,
                 len(self.unsynced),
             )
@@ -162,7 +163,9 @@ def create(
         raise errors.Unusable(f"disk {header.disk_id}", "exists already")
     if data.exists() and data.stat().st_blocks:
         raise errors.Unusable(
-            str(data), "has data of a disk whose state is lost", "Move it away if it is not needed"
+            str(data),
+            "has data of a disk whose state is lost",
+            "Delete or rename it if it is not needed",
         )
     try:
         with open(os.open(data, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:

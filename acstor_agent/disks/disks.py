@@ -70,7 +70,7 @@ class Disks:
             try:
                 found.append(disk_header.parse_disk_id(path.stem))
             except ValueError:
-                LOG.warning("%s: not the name of a disk's state; left alone", path)
+                LOG.warning("%s: not the name of a disk's state; ignored", path)
         return sorted(found)
 
     def get_nowait(self, disk_id: disk_header.DiskId) -> disk.Disk | None:
@@ -178,7 +178,7 @@ class Disks:
                 raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
             await trio.to_thread.run_sync(restore_files.remove, self.folder, disk_id)
             self._inodes.forget_disk(disk_id)
-        LOG.info("disk %s: dropped", disk_id)
+        LOG.info("disk %s: deleted", disk_id)
 
     async def disks_of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
         """Return the disks based on an image; damaged ones are left out."""

@@ -64,7 +64,7 @@ def _unfinished(
         whys = [str(e) for failed, e in failures if failed is candidate]
         if whys:
             count = f"{len(whys)} chunk{'s' if len(whys) > 1 else ''}"
-            reasons.append(f"disk {candidate.header.disk_id}: {count} cannot be had ({whys[0]})")
+            reasons.append(f"disk {candidate.header.disk_id}: {count} unavailable ({whys[0]})")
     return errors.Unusable(
         "flatten", "; ".join(reasons), "Fetched data is kept; repeat the command"
     )

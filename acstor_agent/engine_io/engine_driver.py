@@ -76,7 +76,7 @@ class EngineDriver:
         try:
             found = event(self.clock(), *what)
         except Exception as error:  # only what the event concerned ends
-            why = self.faults.record_fault(f"the exchange, told {event.__name__}", error)
+            why = self.faults.record_fault(f"the exchange's {event.__name__}", error)
             found = self.core.recover_from_fault(self.clock(), why)
         for action in found:
             self.carry_out(action)

@@ -271,7 +271,7 @@ class Exchange(engine_driver.EngineDriver):
             key = absent.image_id, "absent"
             if self._log_limit.take_line(key, self.clock()) is not None:
                 LOG.warning(
-                    "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
+                    "image %s: data of it is unavailable, guests that read it wait and get I/O "
                     "errors in %.0f s: %s: %s",
                     *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
                 )

@@ -133,5 +133,5 @@ class MapLookup:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why
         except Exception as error:
-            self._driver.faults.record_fault("a look at an image", error)
+            self._driver.faults.record_fault("a look-up of chunks", error)
             return Failure.UNREACHABLE

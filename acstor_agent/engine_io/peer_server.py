@@ -220,7 +220,7 @@ class PeerServer:
         suppressed = self._warned.take_line(host, trio.current_time())
         if suppressed is not None:
             LOG.warning(
-                "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
+                "%s requested %d bytes of image %s at %d: refused, %s (and %d like it)",
                 *(host, request.length, request.image_id, request.offset, why, suppressed),
             )
 
@@ -238,6 +238,11 @@ class PeerServer:
 def _answer(given: actions.SendChunk, data: read_request.Bytes) -> server_connection.Answer:
     """Return the message for a chunk; refuse it if the map states another length."""
     if len(data) != given.ref.length:
-        LOG.error("%d bytes are %s, not %d", len(data), given.ref.cid.hex(), given.ref.length)
+        LOG.error(
+            "%d bytes have the CID %s of a chunk of %d bytes",
+            len(data),
+            given.ref.cid.hex(),
+            given.ref.length,
+        )
         return peer_wire.Refuse(given.number, peer_wire.RefuseCode.MISSING)
     return peer_wire.Chunk(given.number, data)

@@ -110,7 +110,7 @@ class SendProgress:
         try:
             return connection.is_delivered or self._is_behind_wan(connection)
         except Exception as error:  # free its slots
-            self._driver.faults.record_fault("looking whether a peer has its answers", error)
+            self._driver.faults.record_fault("a check of answers to a peer", error)
             return True
 
     def _is_behind_wan(self, connection: PolledConnection) -> bool:

@@ -54,9 +54,7 @@ _PR_SET_PDEATHSIG = 1
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 _OTHERS = "the mount that was made by another version"
-_GO_BACK = (
-    "Guests wait. Go back to that version; this one begins when no guest uses that mount any more"
-)
+_GO_BACK = "Guests wait. Return to that version; this one starts once no guest uses that mount"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,7 +90,7 @@ def from_descriptors(descriptors: Sequence[int]) -> MountConnection | None:
             return MountConnection(kinds[False], mount_record.MountRecord(kinds[True]))
         why = "it was kept without its record"
     except ValueError as e:
-        why = f"its record makes no sense here: {e}"
+        why = f"its record is invalid here: {e}"
     for fd in descriptors:
         if fd != kinds.get(False):
             os.close(fd)
@@ -176,7 +174,7 @@ def _free_mount_point(mount_point: str) -> None:
     try:
         is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
     except OSError as e:
-        raise errors.Unusable(mount_point, str(e.strerror), "Make the folder") from e
+        raise errors.Unusable(mount_point, str(e.strerror), "Create the folder") from e
     if not is_folder:
         raise errors.Unusable(mount_point, "is not a folder")
 
@@ -199,8 +197,8 @@ def _probe_error(mount_point: str) -> int:
         os.kill(pid, signal.SIGKILL)
     raise errors.Unusable(
         mount_point,
-        "the mount there does not answer, and another process than this agent holds it",
-        "Guests wait. Have its keeper run (acstor-agent-holder, or the unit), or unmount it",
+        "the mount there does not answer, and a process other than this agent holds it",
+        "Guests wait. Start its holder (acstor-agent-holder, or the unit), or unmount it",
     )
 
 
@@ -226,7 +224,7 @@ def check_visible(mount_point: str) -> None:
     if mounted_type(mount_point) != FS_TYPE:
         raise errors.Unusable(
             mount_point,
-            "the mount that was kept is in use, and is not seen here",
+            "the mount that was kept is in use, but not visible here",
             "Guests wait. Set mount_point as it was, or give the container the folder above it "
             "with rshared propagation",
         )
@@ -271,7 +269,7 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
     if record.mounted.numbers != inodes.LAYOUT:
         raise errors.Unusable(
             _OTHERS,
-            f"its open files have numbers of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
+            f"its open files have inodes of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
             _GO_BACK,
         )
     init_answer = record.init_answer()
@@ -281,13 +279,13 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
     )
     if init_answer is None:
         if fuse_init.parse(reply) is None:
-            raise errors.Unusable("libfuse", "it refuses this kernel (FUSE_INIT)")
+            raise errors.Unusable("libfuse", "it rejects this kernel (FUSE_INIT)")
         init_answer = fuse_init.with_background(reply, MAX_BACKGROUND)
         if stat.S_ISSOCK(os.fstat(fuse_fd).st_mode):
             init_answer = fuse_init.with_longest(init_answer, RELAYED_BYTES)
         record.record_init_answer(init_answer)
     elif found := fuse_init.differences(init_answer, reply):
-        why = f"this libfuse would answer FUSE_INIT otherwise: {', '.join(found)}"
+        why = f"this libfuse would answer FUSE_INIT differently: {', '.join(found)}"
         raise errors.Unusable(_OTHERS, why, _GO_BACK)
     _answer_init(fuse_fd, init_answer)
     os.dup2(fuse_fd, session_fd, inheritable=False)

@@ -101,7 +101,7 @@ class KilledGuests:
         except PermissionError as e:  # unseen processes may be alive
             self._not_before_s = now_s + RESCAN_S
             if not self._is_told:
-                LOG.warning("cannot see who has files open: killed processes may hang: %s", e)
+                LOG.warning("cannot list open files of processes: killed processes may hang: %s", e)
                 self._is_told = True
             return []
         if holders is None:
@@ -182,7 +182,7 @@ def processes_of(instance_id: str, links_limit: int = LINKS_LIMIT) -> list[tuple
             continue
         looked_at += len(links)
         if looked_at > links_limit:
-            why = f"processes have over {links_limit} files open: who is switched off may hang"
+            why = f"processes have over {links_limit} files open: guests may hang at power-off"
             raise errors.Unusable("this agent", why)
         fds = [fd for fd, path in links.items() if path.endswith(f"/{instance_id}/disk")]
         if any(_is_written(thread, fd) for fd in fds):

@@ -41,7 +41,7 @@ class MountRecord:
         self.fd = fd
         mounted = [fact for fact in self._facts() if isinstance(fact, Mounted)]
         if len(mounted) != 1:
-            raise ValueError("it does not say what was mounted")
+            raise ValueError("it does not record what was mounted")
         self.mounted = mounted[0]
 
     @classmethod

@@ -54,7 +54,7 @@ def describe(users: list[User]) -> str:
     'process 7 (qemu guest=one) has a.raw open'
     """
     if not users:
-        return "nobody in this process's view; another mount namespace may"
+        return "no process in this mount namespace, but maybe in another"
     described = [
         f"process {user.pid} ({user.name}) has "
         f"{', '.join(os.path.basename(path) for path in user.paths)} open"

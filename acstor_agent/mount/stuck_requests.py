@@ -80,11 +80,11 @@ class StuckRequests:
                 unlogged = self._log_limit.take_line(file_id, now_s)
                 if unlogged is not None:
                     LOG.warning(
-                        "%s: %d requests of guests have waited for up to %.0f s; they go on: %s",
+                        "%s: %d requests of guests have waited for up to %.0f s and still wait: %s",
                         file_id,
                         late.count,
                         late.longest_s,
-                        late.why or "nobody has answered yet",
+                        late.why or "no answer yet",
                     )
 
     def list_late_requests(self) -> dict[str, blocked_requests.LateWaits]:
@@ -115,7 +115,7 @@ class StuckRequests:
             ):
                 ended = read_admission.fail_requests(self._table, guest, now_s)
                 self.aborted += ended
-                LOG.info("%s is being ended: %d of its requests end", guest, ended)
+                LOG.info("%s is being killed: %d of its requests were aborted", guest, ended)
 
     def _waiter(self, guest: requests.Stream) -> killed_guests.WaitingGuest | None:
         """Return a guest's search key; None if unseen processes may have its image open, too."""

@@ -146,7 +146,7 @@ class Handshake:
             if not count:
                 await self._receive()
         if session.readable_bytes:
-            raise OSError("more came by TLS than the handshake")
+            raise OSError("TLS data beyond the handshake")
         return peer_encryption.keys(*((theirs, ours) if self._is_server else (ours, theirs)))
 
     async def _send(self, data: bytes) -> None:

@@ -84,7 +84,7 @@ class HandshakeLimits:
         is_admitted = rule(ip, now)
         if not is_admitted and (suppressed := self._rate_log.take_line(None, now)) is not None:
             LOG.warning(
-                "Handshakes come too quickly: one from %s is refused (and %d before it)",
+                "Too many handshakes: one from %s is refused (and %d before it)",
                 ip,
                 suppressed,
             )

@@ -50,7 +50,7 @@ _OUTQ = array.array("i", [0])  # result buffer
 
 _ECN_BITS = 2  # below the DSCP, in one byte
 _ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
-_NOT_BELIEVED = "it does not believe this host's certificate"
+_NOT_BELIEVED = "it does not trust this host's certificate"
 _MEANINGS = {
     "WRONG_VERSION_NUMBER": _ANOTHER_MODE,
     "UNEXPECTED_MESSAGE": _ANOTHER_MODE,
@@ -58,14 +58,14 @@ _MEANINGS = {
     "TLSV1_ALERT_UNKNOWN_CA": _NOT_BELIEVED,
     "SSLV3_ALERT_BAD_CERTIFICATE": _NOT_BELIEVED,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": _NOT_BELIEVED,
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presented no certificate",
 }
 
 
 def reason(error: Exception) -> str:
     """Return why a connection was lost, for the log."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not believed: {error.verify_message}"
+        return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason in _MEANINGS:
         return _MEANINGS[error.reason]
     return str(error) or str(error.__cause__ or "") or type(error).__name__

@@ -72,7 +72,7 @@ class PeerListener:
         task_status.started(listeners)
         while True:
             why = await self._serve_until_failure(listeners, handlers)
-            LOG.warning("the peer listener %s has died (%s); reopening it", addresses, why)
+            LOG.warning("the peer listener %s has failed (%s); reopening it", addresses, why)
             for listener in listeners:
                 await trio.aclose_forcefully(listener)
             listeners = await _open_again(addresses)
@@ -151,4 +151,4 @@ async def _watch(listeners: Listeners) -> None:
         await trio.sleep(CHECK_INTERVAL_S)
         for listener in listeners:
             if not listener.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                raise OSError("it does not listen any more")
+                raise OSError("it is no longer listening")

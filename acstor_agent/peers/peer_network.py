@@ -132,7 +132,7 @@ class PeerNetwork:
                     self._admission, self._credentials, self._limits
                 )
                 watch = functools.partial(checks.watch_files, self._all)
-                nursery.start_soon(self._keep, "a look at connections to peers", sweep)
+                nursery.start_soon(self._keep, "a check of connections to peers", sweep)
                 nursery.start_soon(self._keep, "a check of peers' certificates", watch)
                 self._nursery = nursery
                 task_status.started()
@@ -151,7 +151,7 @@ class PeerNetwork:
         try:
             channel = self._channel_to(host, address, peer_wire.ConnectionClass.BULK)
         except errors.ChunkUnavailable as e:
-            LOG.debug("not told: %s", e)
+            LOG.debug("announcement dropped: %s", e)
             return
         channel.send_announcement(notification)
 
@@ -208,7 +208,7 @@ class PeerNetwork:
             return channel
         if self._nursery is None:
             what = "a connection to another host"
-            raise errors.SourceUnreachable(what, "this host", "it does not wait among others")
+            raise errors.SourceUnreachable(what, "this host", "its peer network is not running")
         if channel:
             channel.scope.cancel()
             self._replaced.add(channel)
@@ -306,8 +306,8 @@ class PeerNetwork:
                     2 * self._limits.idle_s,
                     self._limits,
                 )
-                nursery.start_soon(self._keep, "a look at connections of peers", sweep)
-                nursery.start_soon(self._keep, "a sign of life to peers", self._send_keepalives)
+                nursery.start_soon(self._keep, "a check of connections from peers", sweep)
+                nursery.start_soon(self._keep, "keepalives to peers", self._send_keepalives)
                 await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:

@@ -52,9 +52,9 @@ class FdHolder:
             self._path.chmod(0o600)
             self._socket.listen()
         except BlockingIOError as e:
-            raise errors.Unusable(str(self._path), "another holder listens there") from e
+            raise errors.Unusable(str(self._path), "another holder listens on it") from e
         except OSError as e:
-            raise errors.Unusable(str(self._path), f"cannot be made: {e.strerror or e}") from e
+            raise errors.Unusable(str(self._path), f"cannot be created: {e.strerror or e}") from e
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,7 +75,7 @@ class FdHolder:
             try:
                 client, _ = self._socket.accept()
             except OSError as e:  # out of memory or descriptors
-                LOG.warning("cannot answer peers now: %s", e.strerror)
+                LOG.warning("cannot accept clients now: %s", e.strerror)
                 time.sleep(WAIT_S)
                 continue
             with client, contextlib.suppress(OSError):  # the client exited or is silent
@@ -86,7 +86,7 @@ class FdHolder:
         theirs = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(theirs)
         if uid != os.geteuid():
-            LOG.warning("process %d of user %d is not answered", pid, uid)
+            LOG.warning("process %d of user %d is refused", pid, uid)
             return
         word, fds, _, _ = socket.recv_fds(client, _WORD_BYTES, DESCRIPTORS)
         if word == PUT and len(fds) == DESCRIPTORS:

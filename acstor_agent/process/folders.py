@@ -23,7 +23,7 @@ def make_folder(folder: pathlib.Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         if e.errno != errno.ENOTCONN:  # a dead mount, which is unmounted later
-            raise errors.Unusable(str(folder), f"cannot be made: {e.strerror}") from e
+            raise errors.Unusable(str(folder), f"cannot be created: {e.strerror}") from e
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def make_private(folder: pathlib.Path) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if restrict(folder):
-            LOG.info("%s was open to others; now only its owner may enter", folder)
+            LOG.info("%s was accessible to other users; now only its owner has access", folder)
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # a temporary file that was removed
                 restrict(path)
@@ -80,7 +80,7 @@ def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
                 locks.append(lock)
             except BlockingIOError as e:
                 raise errors.Unusable(
-                    str(folder), "another agent uses it", "Give each agent folders of its own"
+                    str(folder), "another agent uses it", "Set different folders for each agent"
                 ) from e
         yield
         for lock in locks:

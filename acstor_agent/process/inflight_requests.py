@@ -83,9 +83,7 @@ class InflightRequests:
         (self._used,) = _COUNT.unpack_from(self._map, 0)
         (layout,) = _COUNT.unpack_from(self._map, _LAYOUT_AT)
         if layout not in (0, _LAYOUT):
-            raise ValueError(
-                f"another version keeps requests here (layout {layout}): go back to it"
-            )
+            raise ValueError(f"another version keeps requests here (layout {layout}): return to it")
         _COUNT.pack_into(self._map, _LAYOUT_AT, _LAYOUT)
         for slot in range(self._used):
             self._find(slot)
@@ -197,7 +195,7 @@ def _lock(fd: int, timeout_s: float) -> None:
             if e.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
             if time.monotonic() > ends_s:
-                raise TimeoutError("another relay serves this mount and does not end") from e
+                raise TimeoutError("another relay serves this mount and does not exit") from e
             time.sleep(_LOOK_S)
         else:
             return

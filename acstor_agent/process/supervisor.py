@@ -52,7 +52,7 @@ STEADY_AFTER_S = 1.0  # a worker that lived longer is replaced without delay
 RENEW_S = 2.0
 HELD_CHECK_S = 1.0
 HELD_CHECKS = 3  # checks in a row after which an ended worker counts as held by the kernel
-HELD = "the kernel holds threads of it, which hang in a call"
+HELD = "threads of it hang in kernel calls"
 
 
 class GuestStopPolicy(enum.StrEnum):
@@ -141,7 +141,7 @@ class Supervisor:
             except errors.Unusable:
                 connection.close()
                 raise
-            LOG.info("%s: taking back the mount that was kept", point)
+            LOG.info("%s: taking over the mount that was kept", point)
             self._is_stored = True
             return connection
         if connection:
@@ -223,7 +223,7 @@ class Supervisor:
     def _refuse(self, point: str, why: fd_store.StopReason) -> None:
         users = open_files.describe(open_files.users_of(point))
         if why is fd_store.StopReason.UNIT_STOPS:
-            self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
+            self._store.wait_longer(f"stops once no process uses {point}: {users}")
             self._set_alarm(RECHECK_S)
             if users == self._logged_users:
                 return
@@ -360,7 +360,7 @@ class Supervisor:
     def _strip(self, pid: int) -> None:
         """Close sockets and free memory of a worker that cannot exit."""
         shut, is_freed = process_cleanup.shut_sockets(pid), process_cleanup.free_memory(pid)
-        memory = "given back" if is_freed else "not given back"
+        memory = "freed" if is_freed else "not freed"
         LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
 
 

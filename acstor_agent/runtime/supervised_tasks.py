@@ -80,7 +80,7 @@ class SupervisedTasks:
         try:
             path.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
-            self.note_failure(str(path), f"cannot be made: {e.strerror}")
+            self.note_failure(str(path), f"cannot be created: {e.strerror}")
         return path
 
     def clear_failure(self, what: str) -> None:

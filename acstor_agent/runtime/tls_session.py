@@ -128,10 +128,10 @@ class TlsSession:
     def _count_control_record(self) -> None:
         """Count a record without plain text; raise OSError if there are too many."""
         if self._outgoing.pending > _MAX_CONTROL_BYTES:
-            raise OSError("it asks for new keys again and again")
+            raise OSError("it requests too many key updates")
         self._wordless_bytes += self._record_bytes
         if self._wordless_bytes > _MAX_WORDLESS_BYTES:
-            raise OSError("it sends records of TLS itself, again and again")
+            raise OSError("it sends too many TLS control records")
 
     def _next_record(self) -> bool:
         """Pass OpenSSL the next record as far as received; return whether it is complete."""

@@ -144,7 +144,7 @@ class Driver(base.Source):
         except errors.ChunkUnavailable as error:
             run.pieces_failed(error)
         if not run.is_over:
-            why = "it gave fewer bytes than asked"
+            why = "it returned fewer bytes than requested"
             run.pieces_failed(errors.SourceUnreachable(run.description, self.location, why))
 
 
@@ -175,7 +175,7 @@ def check_pieces(blob: base.Blob, pieces: Sequence[base.BlobPiece]) -> None:
     """Check ranges, or raise LocalProtocolError if a piece is empty, or has a negative offset."""
     for offset, length, _ in pieces:
         if offset < 0 or length <= 0:
-            why = f"{blob.file_name}: no range: offset {offset}, length {length}"
+            why = f"{blob.file_name}: invalid range: offset {offset}, length {length}"
             raise errors.LocalProtocolError(why)
 
 

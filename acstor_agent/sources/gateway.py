@@ -163,5 +163,5 @@ def _as_of_glance(option: cfg.Opt) -> cfg.Opt:
     own = copy.copy(option)
     if option.type is str or isinstance(option.type, types.String):
         own.default = f"${{{glance.GROUP}.{option.dest}}}"
-        own.help = f"{option.help} As [{glance.GROUP}] says by default."
+        own.help = f"{option.help} The default is that of [{glance.GROUP}]."
     return own

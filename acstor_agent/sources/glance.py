@@ -167,7 +167,7 @@ class GlanceSource(driver.Driver):
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Do as :meth:`size_bytes`, also for deactivated images; the stamp is Glance's ID."""
-        return await self._look(blob, f"a look at {blob.file_name}", _IN_USE)
+        return await self._look(blob, f"the state of {blob.file_name}", _IN_USE)
 
     async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.BlobState:
         location = await self._find(blob, what, statuses)
@@ -211,14 +211,14 @@ class GlanceSource(driver.Driver):
         :param is_in_use: accept a deactivated image
         :raises errors.ChunkUnavailable: it may not, or Glance is unreachable
         """
-        what = f"the place of {blob.file_name}"
+        what = f"a look-up of {blob.file_name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(
         self, blob: base.Blob, location: BlobLocation, receive: http_response.ReceivePart
     ) -> None:
         """Pass a whole blob to ``receive`` in parts, from any store, or raise ChunkUnavailable."""
-        what = f"all of {blob.file_name}"
+        what = f"the data of {blob.file_name}"
 
         async def pour(ticket: ServiceEndpoint) -> None:
             query = self._preference.query_of(blob, ticket.query)
@@ -344,7 +344,7 @@ class GlanceSource(driver.Driver):
                 return image_record.Image.from_record(msgspec.json.decode(text, type=dict))
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 raise asked.transient_error(
-                    f"the answer is no record of an image: {error}"
+                    f"the answer is not an image record: {error}"
                 ) from error
 
         try:

@@ -96,4 +96,4 @@ class HostGrants:
 def _failure(what: str, error: Exception) -> errors.ChunkUnavailable:
     if isinstance(error, errors.ChunkUnavailable):
         return error
-    return errors.SourceUnreachable(what, WHERE, f"it gave no grant within {REQUEST_S:.0f} s")
+    return errors.SourceUnreachable(what, WHERE, f"it issued no grant within {REQUEST_S:.0f} s")

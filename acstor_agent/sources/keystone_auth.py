@@ -55,13 +55,13 @@ DEFAULT_CATALOG = Catalog()
 def catalog_options() -> list[cfg.Opt]:
     """Return the options that choose a URL of Glance from the catalog."""
     return [
-        cfg.StrOpt("region_name", help="Region whose Glance is taken from the catalog."),
+        cfg.StrOpt("region_name", help="Region of Glance's URL in the catalog."),
         cfg.Opt(
             "valid_interfaces",
             type=types.String(regex=_SOME_INTERFACES),
             default=",".join(INTERFACES),
-            help="Which of the catalog's URLs of Glance is taken: the first of these that it "
-            "has. They are internal, public and admin, with commas between them.",
+            help="Interfaces of Glance's URL in the catalog, the preferred one first, separated "
+            "by commas: internal, public, admin.",
         ),
     ]
 
@@ -72,7 +72,7 @@ def options() -> list[cfg.Opt]:
         "auth_type",
         default=AUTH_TYPES[0],
         choices=AUTH_TYPES,
-        help="How to sign in at Keystone: with a user's password or with an application "
+        help="How to authenticate with Keystone: by a user's password or by an application "
         "credential. The user needs the role acstor-reader alone, or acstor-host with grants.",
     )
     found: dict[str, cfg.Opt] = {auth_type_option.dest: auth_type_option}
@@ -80,7 +80,7 @@ def options() -> list[cfg.Opt]:
         for opt in loading.get_auth_plugin_conf_options(auth_type):
             own = copy.copy(opt)
             own.required = False  # not needed without this source
-            own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+            own.help = f"{(opt.help or opt.name).rstrip('.')}, to authenticate with Keystone."
             found.setdefault(own.dest, own)
     return list(found.values())
 

@@ -66,7 +66,7 @@ class SourceClient(base.Source):
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return the state of a blob from the first source that has it."""
         return await self._ask(
-            blob, f"a look at {blob.file_name}", lambda source: source.find_blob(blob)
+            blob, f"the state of {blob.file_name}", lambda source: source.find_blob(blob)
         )
 
     async def read_pieces(self, request: base.PieceRequest) -> None:

@@ -95,7 +95,7 @@ def _load(name: str) -> type[driver.Driver]:
         raise errors.Unusable(_OPTION, why, _installed()) from error
     driver_class = manager.driver
     if not (isinstance(driver_class, type) and issubclass(driver_class, driver.Driver)):
-        raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver_class!r}", _installed())
+        raise errors.Unusable(_OPTION, f"{name!r} is not a source: {driver_class!r}", _installed())
     if inspect.isabstract(driver_class):
         lacks = ", ".join(sorted(driver_class.__abstractmethods__))
         remedy = "It was written for another version of acstor"

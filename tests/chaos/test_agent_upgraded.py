@@ -55,7 +55,7 @@ def test_guests_see_no_error_during_an_upgrade_and_a_downgrade(managed, next_tre
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
     assert managed.log().count(next_version.NEXT_SAYS) == 1
-    assert managed.log().count("taking back the mount") == 2
+    assert managed.log().count("taking over the mount") == 2
 
 
 def test_newer_nova_client_is_served_except_for_its_new_field(managed):

@@ -143,7 +143,7 @@ def test_guests_see_no_error_when_the_container_is_replaced(contained, number):
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
-    assert contained.log().count("taking back the mount") == 1
+    assert contained.log().count("taking over the mount") == 1
     assert contained.end(signal.SIGTERM) == 0
     assert contained.ask(fd_holder.TAKE) == (fd_holder.NOTHING, 0)
     assert str(contained.folder / "mirror") not in hosts.mounts(contained.folder)
@@ -162,7 +162,7 @@ def test_new_holder_receives_the_mount_while_the_agent_runs(contained):
         contained.start()
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
-    assert contained.log().count("taking back the mount") == 1
+    assert contained.log().count("taking over the mount") == 1
 
 
 def test_worker_older_than_its_holder_ends_with_its_supervisor(contained):
@@ -180,7 +180,7 @@ def test_worker_older_than_its_holder_ends_with_its_supervisor(contained):
     contained.end(signal.SIGKILL)
     hosts.wait_until(lambda: not worker.exists(), "the worker's end", DEADLINE_S)
     contained.start()
-    assert contained.log().count("taking back the mount") == 1
+    assert contained.log().count("taking over the mount") == 1
 
 
 def test_agent_without_its_holder_keeps_the_mount_of_its_guests(contained):
@@ -209,7 +209,7 @@ def test_hung_holder_does_not_affect_guests(contained):
 
 
 def test_second_holder_is_refused(contained):
-    with pytest.raises(errors.Unusable, match="another holder listens there"):
+    with pytest.raises(errors.Unusable, match="another holder listens on it"):
         fd_holder.FdHolder(contained.state_dir).__enter__()
 
 
@@ -217,7 +217,7 @@ def test_second_holder_is_refused_while_the_first_one_is_stopped(contained):
     path = contained.state_dir / fd_holder.SOCKET
     before = path.stat().st_ino
     with hosts.frozen(contained.holder.pid):
-        with pytest.raises(errors.Unusable, match="another holder listens there"):
+        with pytest.raises(errors.Unusable, match="another holder listens on it"):
             fd_holder.FdHolder(contained.state_dir).__enter__()
         assert path.stat().st_ino == before
 
@@ -252,5 +252,5 @@ def test_clients_of_other_users_are_refused(contained):
     )  # fmt: skip
     assert done.stdout == "None\n"
     log = contained.folder / "holder.log"
-    refused = f"of user {NOBODY} is not answered"
+    refused = f"of user {NOBODY} is refused"
     hosts.wait_until(lambda: refused in log.read_text(), "its log", DEADLINE_S)

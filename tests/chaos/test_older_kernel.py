@@ -100,4 +100,4 @@ def test_kill_of_all_processes_at_once_fails_no_read(managed):
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
-    assert managed.log().count("taking back the mount") == 2
+    assert managed.log().count("taking over the mount") == 2

@@ -52,7 +52,7 @@ def test_readers_see_no_error_when_a_supervisor_restarts(managed, number):
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
-    assert managed.log().count("taking back the mount") == 3
+    assert managed.log().count("taking over the mount") == 3
 
 
 def test_mount_is_taken_over_after_a_long_outage(managed):
@@ -63,7 +63,7 @@ def test_mount_is_taken_over_after_a_long_outage(managed):
         managed.start()
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
-    assert managed.log().count("taking back the mount") == 1
+    assert managed.log().count("taking over the mount") == 1
 
 
 @pytest.mark.parametrize("kernel", [managed_agent.NEWER_KERNEL, managed_agent.OLDER_KERNEL])
@@ -147,13 +147,13 @@ def test_incompatible_version_names_the_reason_and_guests_wait(managed):
         record = Record(record_of(managed))
         record.change(0, numbers=99)
         managed.refuse()
-        assert "its open files have numbers of layout 99, not 1" in managed.log()
+        assert "its open files have inodes of layout 99, not 1" in managed.log()
         record.change_flags(POSIX_LOCKS)
         managed.refuse()
-        assert "this libfuse would answer FUSE_INIT otherwise: without the flags 0x2" in (
+        assert "this libfuse would answer FUSE_INIT differently: without the flags 0x2" in (
             managed.log()
         )
-        assert "Guests wait. Go back to that version" in managed.log()
+        assert "Guests wait. Return to that version" in managed.log()
         assert hosts.mounts(managed.folder) == [str(managed.mount_point)]
         record.restore()
         managed.start()
@@ -167,7 +167,7 @@ def test_version_that_offers_more_fuse_flags_takes_the_mount_over(managed):
     Record(record_of(managed)).change_flags(ASYNC_READ)
     managed.start()
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
-    assert managed.log().count("taking back the mount") == 1
+    assert managed.log().count("taking over the mount") == 1
 
 
 def test_unused_mount_is_replaced_by_an_incompatible_version(managed):
@@ -209,7 +209,7 @@ def test_agent_refuses_to_start_on_a_mount_held_by_another_process(managed):
         kept = dict(managed.manager.kept)
         managed.manager.kept.clear()
         managed.refuse()
-        assert "does not answer, and another process than this agent holds it" in managed.log()
+        assert "does not answer, and a process other than this agent holds it" in managed.log()
         managed.manager.kept.update(kept)
         managed.start()
         tally = readers.stop()
@@ -229,7 +229,7 @@ def test_stop_without_readers_unmounts_and_clears_the_manager(managed):
     assert managed.manager.kept == {}
     assert hosts.mounts(managed.folder) == []
     managed.start()
-    assert managed.log().count("taking back the mount") == 0
+    assert managed.log().count("taking over the mount") == 0
 
 
 def test_unmounted_mount_is_created_again_at_the_next_start(managed):
@@ -237,7 +237,7 @@ def test_unmounted_mount_is_created_again_at_the_next_start(managed):
     runs.tool(["umount", "--lazy", managed.mount_point])
     managed.start()
     assert managed.mirror.stat().st_size == managed_agent.IMAGE_BYTES
-    assert managed.log().count("taking back the mount") == 0
+    assert managed.log().count("taking over the mount") == 0
 
 
 def test_dead_mount_is_cleared_when_the_manager_kept_nothing(managed):

@@ -80,7 +80,7 @@ def test_chunk_map_of_another_image_is_refused(images, start):
 def test_image_whose_length_differs_from_its_map_is_refused(images, start, size_bytes):
     images.add(local.random_bytes(5 * CHUNK), IMAGE)
     os.truncate(images.path(IMAGE), size_bytes)
-    check_refused(start(), f"it is of {5 * CHUNK} bytes, but {IMAGE}.raw")
+    check_refused(start(), f"it is for {5 * CHUNK} bytes, but {IMAGE}.raw")
 
 
 def test_image_without_a_map_is_not_found(images, start):
@@ -106,7 +106,7 @@ def test_damaged_local_copy_of_a_map_is_fetched_again(images, start):
     agent.start()
     agent.wait_ready()
     assert agent.image_path(IMAGE).read_bytes() == data
-    assert "taking it from the source again" in agent.log()
+    assert "fetching it from the source again" in agent.log()
     assert kept.read_bytes() == images.map_path(IMAGE).read_bytes()
 
 

@@ -207,7 +207,7 @@ def test_restored_disk_is_read_only(tmp_path, images, kept):
 def test_invalid_backing_file_is_refused(tmp_path, images, kept, backing):
     with running(tmp_path, images) as agent:
         told = {**kept.told, "backing_file": backing}
-        with pytest.raises(errors.Unusable, match=r"no absolute path|name of a backing file"):
+        with pytest.raises(errors.Unusable, match=r"not an absolute path|name of a backing file"):
             agents.request(agent.control_socket, "attach-checkpoint", **told)
         assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 

@@ -224,7 +224,7 @@ def test_agent_applies_changes_of_the_ring_file(tmp_path, images, image_id):
         for name in cloud.ports:
             hosts.wait_until(lambda name=name: epoch(cloud, name) == 5, "the newer table")
         hosts.write_ring(path, {"h9": 9}, epoch=4)
-        hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
+        hosts.wait_until(lambda: "older than 5 in use; not accepted" in agent.log(), "a warning")
         path.write_text('{"version": 1, "epoch": 6, "hosts": [')
         hosts.wait_until(lambda: "keeping the last table" in agent.log(), "a warning")
         assert agent.status()["ring"] == {"epoch": 5, "hosts": 2, "is_signed": False}

@@ -210,7 +210,7 @@ def test_control_socket_creates_shows_and_drops_disks(image_id, start):
         assert os.pread(file.fileno(), 2, 0) == b"x" + DATA[1:2]
     with pytest.raises(errors.Unusable, match="exists already"):
         agents.request(agent.control_socket, "make-disk", disk_id=disk_id, image_id=image_id)
-    with pytest.raises(errors.Unusable, match=rf"disks \['{disk_id}'\] began as"):
+    with pytest.raises(errors.Unusable, match=rf"is the base of disks \['{disk_id}'\]"):
         agents.request(agent.control_socket, "detach-image", image_id=image_id)
     agent.ctl("drop-disk", disk_id)
     assert errno_of(os.stat, path) == errno.ENOENT

@@ -99,7 +99,7 @@ def test_incomplete_flatten_names_the_disk_and_resumes_later(image_id, images, s
     agent = start()
     disk_id, path = make(agent, image_id)
     kept = images.path(image_id).rename(images.folder / "away")
-    with pytest.raises(errors.Unusable, match=f"disk {disk_id}: [0-9]+ chunks cannot be had"):
+    with pytest.raises(errors.Unusable, match=f"disk {disk_id}: [0-9]+ chunks unavailable"):
         agents.request(agent.control_socket, "flatten", disk_id=disk_id)
     kept.rename(images.path(image_id))
     hosts.wait_until(lambda: _is_flattened(agent, disk_id), "the source found again", 60.0)

@@ -192,7 +192,7 @@ def test_older_and_invalid_tables_are_refused_during_reads(tmp_path, images, ima
             time.sleep(1.5)
         assert [s["ring"]["epoch"] for s in cloud.statuses().values()] == [7, 7]
         assert count(cloud, "source_bytes") == len(DATA)
-        assert "not taken" in cloud["h1"].log()
+        assert "not accepted" in cloud["h1"].log()
 
 
 def test_full_caches_withdraw_their_advertisements(tmp_path, images, image_id):

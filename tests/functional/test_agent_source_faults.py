@@ -107,7 +107,7 @@ def test_source_without_range_requests_is_reported_at_once(web, start):
     ("behaviour", "remedy"),
     [
         (http_server.redirect("https://127.0.0.1:1/"), "Set the url of this source to where"),
-        (http_server.gzipped, "Switch that off for these files"),
+        (http_server.gzipped, "Disable that for these files"),
         (http_server.status(403), "Let the user of this source read the file"),
     ],
 )

@@ -65,7 +65,7 @@ def test_insecure_reachable_listener_is_logged(start):
         peer_listen=f"0.0.0.0:{local.unused_port()}",
         peer_security="insecure",
     )
-    assert "peer_security = insecure: whoever reaches this host's port" in agent.log()
+    assert "peer_security = insecure: anyone who reaches this host's port" in agent.log()
 
 
 def test_reachable_agent_without_a_certificate_does_not_start(tmp_path):
@@ -156,7 +156,7 @@ def test_read_only_state_folder_is_named(tmp_path):
 def test_mount_point_inside_another_folder_is_refused(tmp_path, option):
     status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": {option: tmp_path}}))
     assert status == 1
-    assert f"mount_point {tmp_path}/mirror: it lies in [acstor_agent] {option}" in words
+    assert f"mount_point {tmp_path}/mirror: it is inside [acstor_agent] {option}" in words
 
 
 def test_folders_are_private_to_the_agent_except_the_mirror(tmp_path, images, start):
@@ -176,7 +176,7 @@ def test_folders_are_private_to_the_agent_except_the_mirror(tmp_path, images, st
     agent.wait_ready()
     for path in (agent.folder / "state", agent.folder / "state" / "maps", agent.folder / "cache"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert agent.log().count("was open to others") == 2
+    assert agent.log().count("was accessible to other users") == 2
     assert stat.S_IMODE(agent.mount_point.stat().st_mode) == 0o550  # for QEMU's group
 
 

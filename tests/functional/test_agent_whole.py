@@ -104,7 +104,7 @@ def test_image_without_space_is_reported_and_earlier_pins_stay(images, start):
     shown = wait_for(agent, second, "no_space")
     assert f"lacks {shown['shortfall_bytes']} bytes" in shown["why"]
     assert "no space" in agent.ctl("status")
-    assert f"image {second}: cannot become whole here" in agent.log()
+    assert f"image {second}: cannot be cached completely" in agent.log()
     with pytest.raises(errors.Unusable, match="lacks"):
         agents.request(agent.control_socket, "pre-seed", image_id=second)
     assert hosts.fill_of(agent, first)["state"] == "fully_cached"

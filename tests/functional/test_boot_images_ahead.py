@@ -250,7 +250,7 @@ def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     for host in kept:  # the rest is cached as chunks, or passed through this host to the other one
         assert 0 < came[host] <= kept[host] <= new_bytes
     assert read_bytes < 1.1 * new_bytes  # the hosts share it
-    assert f"image {second_id}: its boot image is here before" in cloud.agents["h2"].log()
+    assert f"image {second_id}: its boot image was prefetched" in cloud.agents["h2"].log()
     assert second_id not in cloud.agents["h2"].status()["images"]  # no guest here has used it
     done = dict.fromkeys(("h2", "h4"), "prefetch_boot_image: done, 100 %")
     cloud.wait(lambda: cloud.tasks(second_id, "prefetch_boot_image") == done, "what operators see")

@@ -121,7 +121,7 @@ def test_reads_wait_while_the_agents_container_is_replaced(host, image):
         wait_healthy(host, "acstor-agent")
         tally = readers.stop()
     assert host.run("podman inspect --format '{{.Id}}' acstor-agent") != first
-    assert "taking back the mount" in host.run("podman logs acstor-agent")
+    assert "taking over the mount" in host.run("podman logs acstor-agent")
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.longest_s > WITHOUT_AGENT_S
     host.run(f"{COMPOSE} stop agent && podman-compose stop holder && podman rm --all --force")

@@ -190,7 +190,7 @@ def test_disks_of_an_image_missing_in_glance_are_flattened(cloud):
     cloud.images.path(whole).unlink()
     assert (agent.mount_point / "disks" / f"{disk_ids[0]}.raw").read_bytes() == original
     why = cloud.refused("image", "flatten", lost, "--host", "h1", "--wait")
-    assert f"disk {disk_ids[1]}: 32 chunks cannot be had" in why
+    assert f"disk {disk_ids[1]}: 32 chunks unavailable" in why
     for disk_id in disk_ids:
         agent.ctl("drop-disk", disk_id)
 

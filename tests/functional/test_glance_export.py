@@ -250,7 +250,7 @@ def test_image_in_a_store_without_ranges_is_read_whole_or_exported(
             glance.check_chunk_map(image_id, data)
             with agent(glance, tmp_path / "h1", exported, "glance") as streaming:
                 assert streaming.image_path(image_id).read_bytes() == data
-                assert "read whole" in streaming.log()
+                assert "downloading all" in streaming.log()
             assert export(listener, exported.folder) == {image_id: "exported"}
             with agent(glance, tmp_path / "h2", exported, "glance,file") as reading:
                 assert reading.image_path(image_id).read_bytes() == data

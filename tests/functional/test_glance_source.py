@@ -222,7 +222,7 @@ def test_image_and_map_both_replaced_in_the_store_are_refused(keystone_glance, i
         stored.write_bytes(data)
     with agent_of_glance(keystone_glance, tmp_path) as agent:
         agent.wait_ready()
-        with pytest.raises(errors.Unusable, match="changed it in the store"):
+        with pytest.raises(errors.Unusable, match="it was changed in the store"):
             agents.request(agent.control_socket, "attach-image", image_id=image_id)
         with pytest.raises(OSError):
             agent.image_path(image_id).read_bytes()

@@ -291,8 +291,8 @@ def read_waits_for_source(at, status):
 def test_reads_wait_while_the_source_returns_404_for_a_short_time(away):
     at = away()
     with read_waits_for_source(at, 404):
-        assert "lost if that is still so in" in at.waiting()["why"]
-        assert at.agent.log().count(f"image {at.image_id}: bytes of it cannot be had") == 1
+        assert "lost if none has it in" in at.waiting()["why"]
+        assert at.agent.log().count(f"image {at.image_id}: data of it is unavailable") == 1
 
 
 def test_reads_wait_while_the_source_returns_403(away):

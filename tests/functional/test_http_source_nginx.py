@@ -74,7 +74,7 @@ async def test_ranges_and_sizes_are_exact(server):
         assert await source.read(BLOB, offset, length) == DATA[offset : offset + length]
     with pytest.raises(errors.ChunkMissing, match=f"ends at byte {len(DATA)}"):
         await source.read(BLOB, len(DATA) - 777, 778)
-    with pytest.raises(errors.ChunkMissing, match="shorter than asked"):
+    with pytest.raises(errors.ChunkMissing, match="shorter than requested"):
         await source.read(BLOB, len(DATA), 1)
     with pytest.raises(errors.ChunkMissing, match="404"):
         await source.read(BLOB._replace(kind=base.BlobKind.CHUNK_MAP), 0, 1)

@@ -216,7 +216,7 @@ def test_guest_boots_without_errors_while_supervisors_restart(cluster, system_id
             restart(number)
         waited_for(guest_files.MARKER, server)
         assert "I/O error" not in server.console()
-        assert host.agent.log().count("taking back the mount") == 2
+        assert host.agent.log().count("taking over the mount") == 2
 
 
 def test_guest_with_a_failing_disk_is_paused_and_resumes_after_repair(cluster, system_id, tmp_path):
@@ -242,7 +242,7 @@ def test_server_with_waiting_reads_can_be_rebooted_and_deleted(cluster):
     """QEMU obeys SIGTERM only when its reads have ended; libvirt kills it 10 s later."""
     image_id = cluster.images.new()
     host = cluster.hosts[0]
-    ended = lambda: host.agent.log().count("of its requests end")  # noqa: E731
+    ended = lambda: host.agent.log().count("of its requests were aborted")  # noqa: E731
     with cluster.server(image_id, host) as server:
         cluster.lab.glance.kill()
         try:

@@ -238,7 +238,7 @@ def test_stop_waits_for_reading_guests_and_names_them(unit):
             time.sleep(4.0)
         assert (unit.shown("ActiveState"), unit.shown("MainPID")) == ("deactivating", pid)
         assert re.fullmatch(
-            rf"stops when nobody uses {MOUNT_POINT} any more: "
+            rf"stops once no process uses {MOUNT_POINT}: "
             rf"process \d+ \(sleep\) has {unit.image_id}.raw open",
             unit.shown("StatusText"),
         )
@@ -289,7 +289,7 @@ def test_worker_hung_on_a_file_server_is_replaced(unit):
             time.sleep(1)  # it reaches the file server
             unit.host.run("kill", "-KILL", str(killed))
 
-            taken = re.compile(r"[1-9][0-9]* sockets shut, memory given back")
+            taken = re.compile(r"[1-9][0-9]* sockets shut, memory freed")
             runs.wait_for(
                 lambda: bool(taken.search(unit.log())), DEADLINE_S, "the end of it", unit.log
             )

@@ -66,7 +66,7 @@ def test_interface_without_a_known_rate_gets_a_default(net: network.Network) -> 
 
 
 def test_missing_default_route_requires_named_interfaces(net: network.Network) -> None:
-    with pytest.raises(errors.Unusable, match="none of the default routes is there"):
+    with pytest.raises(errors.Unusable, match="none of the default routes exists"):
         look(net.hosts[0])
     with pytest.raises(errors.Unusable, match="eth9"):
         look(net.hosts[0], "eth9")

@@ -62,7 +62,7 @@ def test_owner_of_a_reused_id_never_reads_bytes_of_the_former_image(
     assert nova.base.read_bytes() == FORMER
     with nova.base.open("rb", buffering=0) as guest:
         nova.image |= put(images, LATER)
-        with pytest.raises(nova_backend.CannotStartError, match="its id was used again"):
+        with pytest.raises(nova_backend.CannotStartError, match="its id was reused"):
             nova.spawn()
         assert guest.read() == FORMER
     pathlib.Path(former.path).unlink()  # the former instance is deleted
@@ -83,7 +83,7 @@ def test_instance_of_a_former_image_is_not_started_on_the_reused_id(
     nova.image |= put(images, LATER)
     agents.request(agent.control_socket, "detach-image", image_id=IMAGE)
     again = nova.backend(made._instance, "disk", made.path)
-    with pytest.raises(nova_backend.CannotStartError, match="its id was used again"):
+    with pytest.raises(nova_backend.CannotStartError, match="its id was reused"):
         if moment == "start":
             again.libvirt_info("none")
         else:
@@ -107,7 +107,7 @@ def test_open_former_image_stays_and_the_new_one_is_downloaded(
         assert guest.read() == FORMER
 
 
-@pytest.mark.expect_log("its id was used again")
+@pytest.mark.expect_log("its id was reused")
 def test_new_image_without_a_chunk_map_is_downloaded(
     nova: nova_backend.Nova, images: local.ImageFolder
 ) -> None:

@@ -82,7 +82,7 @@ def test_other_requests_are_refused_as_missing(cloud, mirrored, images, name):
     for image_id in (mirrored, images.add(DATA)):
         answer = ask(cloud, image_id, offset, length, cid)
         assert isinstance(answer, peer_wire.Refuse) and answer.code is MISSING
-    assert "evil asked for " in cloud["h1"].log()
+    assert "evil requested " in cloud["h1"].log()
 
 
 def test_unknown_image_gets_the_same_refusal_as_an_existing_one(cloud, mirrored):
@@ -103,8 +103,8 @@ def test_proof_made_for_another_host_is_refused(cloud, mirrored):
 
 OTHER = certificates.Authority.create("another cloud", time.time(), DAY_S)
 UNAUTHENTICATED: dict[str, tuple[str, identity_files.IdentitySet | None, str]] = {
-    "not on the table": ("h9", identities.issue("h9"), "it is not on the v-node table"),
-    "another cloud": ("evil", identities.issue("evil", OTHER), "its certificate is not believed"),
+    "not on the table": ("h9", identities.issue("h9"), "it is neither in the current v-node table"),
+    "another cloud": ("evil", identities.issue("evil", OTHER), "its certificate is not trusted"),
     "another's name": ("evil", identities.issue("h9"), "its certificate is of h9"),
     "name of the agent itself": ("h1", identities.issue("evil"), "its certificate is of evil"),
     "long expired": (
@@ -161,7 +161,7 @@ def test_host_removed_from_the_ring_loses_its_open_connections(tmp_path, images,
             assert peer.hear() is None
         with raw_peer.RawPeer(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
             assert peer.greet() is None
-        assert "it is not on the v-node table" in cloud["h1"].log()
+        assert "it is neither in the current v-node table" in cloud["h1"].log()
 
 
 def test_insecure_agent_refuses_a_peer_with_its_own_name(tmp_path, images):

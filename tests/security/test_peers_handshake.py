@@ -90,7 +90,7 @@ async def test_host_that_disconnects_before_its_secret_is_dropped(tls):
         await attacker.stream.send_eof()
 
 
-@pytest.mark.expect_log("more came by TLS than the handshake")
+@pytest.mark.expect_log("TLS data beyond the handshake")
 async def test_oversized_secret_is_refused(tls):
     async with attacking(tls) as attacker:
         await attacker.say(SECRET + b"x")
@@ -151,10 +151,10 @@ def reflected(link):
 LIES = {
     "chunk that nobody asked for": (
         lambda link: encoded(link.sending, peer_wire.Chunk(99, b"x")),
-        "nobody asked for",
+        "unsolicited response",
     ),
     "other length": (lambda link: encoded(link.sending, peer_wire.Chunk(1, b"x")), "1 bytes where"),
-    "wrong side": (lambda link: encoded(link.sending, peer_wire.Cancel((1,))), "wrong side"),
+    "wrong side": (lambda link: encoded(link.sending, peer_wire.Cancel((1,))), "wrong direction"),
     "repeated frame": (lambda link: 2 * encoded(link.sending, peer_wire.Ping(1)), "MAC"),
     "frame that was left out": (skipped, "MAC"),
     "the client's own frame": (reflected, "MAC"),

@@ -39,7 +39,7 @@ FEWEST_QUOTED = 4
 NOT_OF_A_CLOUD = "acstor_simulator"
 FRAMES = {
     errors.FormatError: "…: byte …: …",
-    errors.NotAuthenticated: "… proves nothing: …",
+    errors.NotAuthenticated: "… is rejected: …",
     errors.RemoteProtocolError: "… broke the protocol: …",
     errors.LocalProtocolError: "",  # a bug, which its traceback shows
 }

@@ -54,7 +54,7 @@ def slot_bytes_for(length: int) -> int:
     (65536, 131072, 4096)
     """
     if not 0 < length <= MAX_SLOT_BYTES:
-        raise ValueError(f"no chunk has {length} bytes")
+        raise ValueError(f"a chunk cannot have {length} bytes")
     return max(MIN_SLOT_BYTES, 1 << (length - 1).bit_length())
 
 
@@ -130,7 +130,7 @@ def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
     slot_bytes, slot_count = _HEADER.unpack(raw, what)
     is_power = slot_bytes & (slot_bytes - 1) == 0
     if not (is_power and MIN_SLOT_BYTES <= slot_bytes <= MAX_SLOT_BYTES):
-        raise errors.CacheFormatError(what, 12, f"no slot has {slot_bytes} bytes")
+        raise errors.CacheFormatError(what, 12, f"a slot cannot have {slot_bytes} bytes")
     layout = SlabLayout(slot_bytes, slot_count)
     if slot_count == 0 or layout.file_bytes > file_bytes:
         raise errors.CacheFormatError(

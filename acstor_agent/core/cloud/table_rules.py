@@ -30,7 +30,7 @@ def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_si
     if epoch <= current:
         return f"epoch {epoch} is not higher than {current}"
     if is_signed and epoch > current + MAX_LEAP:
-        return f"epoch {epoch} leaps: at most {MAX_LEAP} above {current} is taken"
+        return f"epoch {epoch} is too high: at most {MAX_LEAP} above {current} is accepted"
     return ""
 
 
@@ -39,7 +39,7 @@ def admission_error(
 ) -> str:
     """Return why a host, certified at ``not_before_s`` (Unix), may not connect; "" if it may."""
     if host not in current and (former is None or host not in former):
-        return "it is not on the v-node table in force, nor on the one before it"
+        return "it is neither in the current v-node table nor in the previous one"
     if not_before_s < current.revoked.get(host, 0):
         return "its certificate was revoked"
     return ""

@@ -136,7 +136,7 @@ class Scheduler:
         """Queue a request, or raise BadRequest if the request is empty or outside of the disk."""
         if request.length <= 0 or request.offset < 0 or request.stop > self._size_bytes:
             raise BadRequest(
-                f"bytes {request.offset} to {request.stop} of {self._size_bytes}: there is nothing"
+                f"bytes {request.offset} to {request.stop} are not within {self._size_bytes} bytes"
             )
         request.arrived_s = self._at(now_s)
         self._waiting.setdefault(request.stream, {})[request] = None

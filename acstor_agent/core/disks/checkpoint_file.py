@@ -40,7 +40,7 @@ def plan(manifest: checkpoint_manifest.Manifest, backing: str) -> qcow2_writer.P
     """Return the layout of the file."""
     what = "the disk of a checkpoint"
     if not backing.startswith("/") or {"\0", "\n"} & set(backing):
-        raise errors.Unusable(what, f"{backing[:80]!r} is no absolute path to lie on")
+        raise errors.Unusable(what, f"its backing file {backing[:80]!r} is not an absolute path")
     try:
         return qcow2_writer.Plan(
             manifest.subject.cut.size_bytes,

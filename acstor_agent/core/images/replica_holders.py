@@ -19,14 +19,14 @@ AT_A_TIME = 16  # hosts addressed at once, because each may need a new connectio
 
 _State = replica_messages.ShareState
 _WHY = {
-    _State.NO_ROOM: "its cache lacks room for its share",
-    _State.FAILING: "what its share lacks is not to be had now",
-    _State.REFUSED: "its source has no such image for it",
-    _State.CROWDED: "it keeps as many images for others as it may",
+    _State.NO_ROOM: "its cache has no space for its share",
+    _State.FAILING: "data that its share lacks is unavailable now",
+    _State.REFUSED: "its source has no such image",
+    _State.CROWDED: "it has reached its limit of images for other hosts",
 }
 
 _TOO_MANY = (
-    f"more than {replica_leases.IMAGES_OF_HOST} images are used here: others are not asked for it"
+    f"more than {replica_leases.IMAGES_OF_HOST} images are used here, so it is not replicated"
 )
 
 
@@ -179,7 +179,7 @@ def cloud_progress(
     is_whole = is_done and own_bytes + report.total_bytes >= total_bytes
     trouble, why = report.state, report.why
     if is_done and not is_whole:
-        trouble, why = _State.FAILING, "the shares of all hosts are less than the image"
+        trouble, why = _State.FAILING, "the shares of all hosts do not cover the image"
     elif is_whole and copies == 1:
         why = "there is one copy: no other host has v-nodes"
     left_bytes = 0 if is_whole else max(0, total_bytes - kept_bytes)

@@ -94,20 +94,20 @@ def differences(agreed: bytes, computed: bytes) -> list[str]:
     """Return in words why answer ``computed`` cannot serve a kernel with answer ``agreed``.
 
     >>> differences(b"", b"")
-    ['the answer that the kernel was given is damaged']
+    ['the recorded reply to the kernel is damaged']
     """
     before, now = parse(agreed), parse(computed)
     if before is None:
-        return ["the answer that the kernel was given is damaged"]
+        return ["the recorded reply to the kernel is damaged"]
     if now is None:
-        return ["this libfuse refuses what was agreed with the kernel"]
+        return ["this libfuse rejects what was negotiated with the kernel"]
     found = []
     if before.major != now.major:
         found.append(f"protocol {now.major} instead of {before.major}")
     if missing := before.flags & ~now.flags:
         found.append(f"without the flags {missing:#x}")
     if more := now.flags & ~before.flags:
-        found.append(f"with the flags {more:#x} besides")
+        found.append(f"with the additional flags {more:#x}")
     if now.max_write_bytes < before.max_write_bytes:
         found.append(f"writes of {now.max_write_bytes} bytes instead of {before.max_write_bytes}")
     return found

@@ -51,7 +51,7 @@ def thread_of(stat: str) -> Thread:
     try:
         state, flags, started, pending = (fields[n - _AFTER_NAME] for n in (3, 9, 22, 31))
     except IndexError:
-        raise ValueError(f"{stat[:80]!r} is no file stat") from None
+        raise ValueError(f"{stat[:80]!r} is not a line of /proc/<pid>/stat") from None
     return Thread(state, int(flags), int(started), int(pending))
 
 

@@ -159,7 +159,7 @@ class SourceRequest:
         """Record the end of a try; return the pause before the next; None: no more tries."""
         for at in attempt.unreported:
             what, where = self._wanted.describe_piece(attempt.numbers[at]), attempt.source.location
-            error = errors.SourceUnreachable(what, where, "it did not report it")
+            error = errors.SourceUnreachable(what, where, "it reported no result")
             self._failed(attempt, attempt.numbers[at], error)
         if self._may_retry(attempt):
             again_s = backoff.pause_s(attempt.tries, RETRY_FIRST_S, RETRY_LONGEST_S) * (

@@ -142,12 +142,12 @@ class BroadcastLookups:
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:
             named = ", ".join([*silent[:MAX_NAMED], "…"] if len(silent) > MAX_NAMED else silent)
-            why = f"the source has not got it, and of the hosts that may these are silent: {named}"
+            why = f"the source does not have it, and these hosts, which may, do not answer: {named}"
         elif context.settings.has_others and not context.ring.table.epoch:
-            why = "the source has not got it, and there is no v-node table yet"
+            why = "the source does not have it, and there is no v-node table yet"
         elif more_s:
-            why = f"nobody has got it; it is lost if that is still so in {more_s:.0f} s"
+            why = f"no host or source has it; it is lost if none has it in {more_s:.0f} s"
             lost_in_s = more_s
         else:
-            failure, why = Failure.LOST, "the source and all other hosts say that they have not"
+            failure, why = Failure.LOST, "the source and all other hosts report that they lack it"
         self._failures.lookup_failed(transfer, lookup.ref, failure, why, lost_in_s)

@@ -75,11 +75,11 @@ class Authorization:
         cids = [content.cid for content in contents]
         if len(cids) != request.chunk_count or ids.ZERO_CID in cids:
             self.refused += len(request.numbers)
-            return "there is no chunk exactly there"
+            return "no chunk has exactly this range"
         proof = peer_request.proof_of(b"".join(cids), host, self._own_host)
         if not hmac.compare_digest(proof, request.proof):
             self.refused += len(request.numbers)
-            return "it does not prove that it knows the CIDs"
+            return "it does not prove knowledge of the CIDs"
         image_id, places, keys = request.image_id, [*request.iter_ranges()], contents[0].keys
         oids = self.names.oids_of(image_id, [offset for offset, _ in places], cids)
         segment_of = self._segment_of(request, cids)
@@ -111,7 +111,7 @@ class Authorization:
         if failure is not Failure.WITHHELD:
             return ""
         self.refused += 1
-        return "the source does not let this host read that"
+        return "the source denies this host access"
 
     def may_serve(self, ref: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
         """Return whether a cached chunk may be given under the requested name.

@@ -61,7 +61,7 @@ class BootRecording:
         """Record so many more boots of an image, or raise Unusable if recording is disabled."""
         if not self._limits.longest_s:
             raise errors.Unusable(
-                "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"
+                "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Increase it"
             )
         self._requested[image_id] = self._sent.get(image_id, 0) + boots
 

@@ -95,5 +95,5 @@ class ChunkLookup(authorization.ChunkMaps):
                 await self.detached.read_from_source(host, image_id, offset)
         if (found := self.content_at(image_id, offset, length)) is None:
             what = f"image {image_id}"
-            raise errors.SourceUnreachable(what, "this host", "too many are asked for")
+            raise errors.SourceUnreachable(what, "this host", "too many images are requested")
         return found

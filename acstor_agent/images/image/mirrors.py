@@ -111,7 +111,7 @@ class Mirrors:
             if self._path(image_id).exists():  # it may have been detached since
                 self._attached[image_id] = found[image_id]
                 self._found.add(image_id)
-                LOG.info("image %s: attached by the map that is here", image_id)
+                LOG.info("image %s: attached with its stored map", image_id)
 
     def was_attached_by_map(self, image_id: ids.ImageId) -> bool:
         """Return whether :meth:`attach_new_maps` attached an image."""
@@ -202,7 +202,7 @@ class Mirrors:
         self._new.discard(image_id)
         self._subjects.pop(image_id, None)
         self._mirrors.pop(image_id, None)
-        LOG.info("image %s: dropped", image_id)
+        LOG.info("image %s: detached", image_id)
 
     def touched_ns(self, image_id: ids.ImageId) -> int:
         """Return the mirror's time stamp."""
@@ -226,7 +226,7 @@ class Mirrors:
             try:
                 return await trio.to_thread.run_sync(open_map, path, image_id)
             except errors.ChunkMapFormatError as e:
-                LOG.warning("%s; taking it from the source again", e)
+                LOG.warning("%s; fetching it from the source again", e)
         incoming = await self._download_map(image_id, path, max_map_bytes)
         self._attached[image_id] = incoming.size_bytes
         self._new.add(image_id)
@@ -243,7 +243,7 @@ class Mirrors:
         if size_bytes > MAX_MAP_BYTES:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
         if size_bytes > max_map_bytes:
-            raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
+            raise errors.Unusable(what, f"its {size_bytes} bytes exceed the limit")
         with self._room_for(size_bytes, what):
             with atomic_file.atomic_write(path, 0o600, is_durable=False) as incoming:
                 for offset in range(0, size_bytes, MAP_READ_BYTES):
@@ -267,7 +267,7 @@ class Mirrors:
             if all_bytes > self.max_all_maps_bytes:
                 raise errors.Unusable(
                     what,
-                    f"with it all chunk maps take {all_bytes} bytes of {self.max_all_maps_bytes}",
+                    f"with it all chunk maps take {all_bytes} of {self.max_all_maps_bytes} bytes",
                     "Detach images that no guest uses",
                 )
             yield
@@ -282,7 +282,7 @@ class Mirrors:
             raise errors.ChunkMapFormatError(
                 f"chunk map of image {image_map.image_id}",
                 chunk_map_header.AT_STORED_BYTES,
-                f"it is of {stored.size_bytes} bytes, but {blob.file_name} from "
+                f"it is for {stored.size_bytes} bytes, but {blob.file_name} from "
                 f"{self._source.location} has {size_bytes}",
             )
 
@@ -297,12 +297,12 @@ def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
             try:
                 image_id = ids.parse_image_id(path.stem)
             except ValueError:
-                LOG.log(level, "%s: not the name of a chunk map; left alone", path)
+                LOG.log(level, "%s: not the name of a chunk map; ignored", path)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 found[image_id] = path.stat().st_size
     except OSError as e:
-        LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
+        LOG.log(level, "%s: cannot be read: %s; trying again", folder, e.strerror)
     return found
 
 
@@ -311,12 +311,14 @@ def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> Non
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, os_hash.algo).digest()
     except ValueError as e:
-        raise errors.ChunkMapFormatError(what, 0, f"its {os_hash.algo} is unknown here: {e}") from e
+        raise errors.ChunkMapFormatError(
+            what, 0, f"its hash {os_hash.algo} is unsupported: {e}"
+        ) from e
     if actual != os_hash.value:
         why = (
             f"its {os_hash.algo} is {actual.hex()[:16]}… instead of {os_hash.value.hex()[:16]}…, "
-            "which Glance has: somebody changed it in the store. Prepare the image again "
-            "(openstack acstor image prepare --force), and find out who writes to the store"
+            "which Glance has: it was changed in the store. Prepare the image again "
+            "(openstack acstor image prepare --force), and find out what writes to the store"
         )
         raise errors.ChunkMapFormatError(what, 0, why)
 

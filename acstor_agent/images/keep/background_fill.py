@@ -216,7 +216,7 @@ class BackgroundFill:
                     await self._fetch_some(filling, ahead)
                 for number in ahead.missing_items():
                     what = read_request.in_words(self._chunks.chunk_ref_of(part.map, number))
-                    filling.chunk_failed(number, f"{what} did not come in {fetch_s:.0f} s")
+                    filling.chunk_failed(number, f"{what} did not arrive in {fetch_s:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.missing or not filling.came:
             return "" if filling.came else filling.why
@@ -226,7 +226,7 @@ class BackgroundFill:
 
     def _why_refused(self) -> str:
         trouble = self._pins.cache.fault
-        return trouble.what if trouble else "the cache has no space for what came"
+        return trouble.what if trouble else "the cache has no space for fetched data"
 
     async def _fetch_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]

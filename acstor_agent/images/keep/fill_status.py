@@ -150,7 +150,7 @@ def fill_report(
     is_used = uses.is_used(image_id)
     shown = status.status_of(image_id) if status is not None else None
     if shown is None:
-        why = "keep_images is none" if status is None else "nothing has shown yet that it is used"
+        why = "keep_images is none" if status is None else "no use of it was reported yet"
         return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=is_used, why=why if is_used else "not used"
         )

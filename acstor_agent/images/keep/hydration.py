@@ -106,7 +106,7 @@ class Hydration:
                 known.is_used = is_used
                 await self._keep(image_id, is_replica=not (is_used or is_operator_pin))
             elif pin is not None:
-                LOG.info("image %s: no longer used; it need not stay whole", image_id)
+                LOG.info("image %s: no longer used, so no longer pinned", image_id)
                 await self.forget_image(image_id)
             else:
                 self._known.pop(image_id, None)
@@ -205,7 +205,7 @@ class Hydration:
                 max_map_bytes = replication.MAP_BYTES if is_replica else mirrors.MAX_MAP_BYTES
                 image = await self._images.attach_image(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
-            why = f"its chunk map cannot be had: {e}"
+            why = f"its chunk map is unavailable: {e}"
             known.backoff.record_failure(why, trio.current_time(), known.deadline)
             return
         known.backoff.record_success()
@@ -215,10 +215,9 @@ class Hydration:
         if lacking_bytes and not known.shortfall_bytes:
             LOG.log(
                 logging.INFO if is_replica else logging.WARNING,
-                "image %s: cannot %s: the cache lacks %d bytes for it and for what was promised "
-                "before",
+                "image %s: cannot %s: the cache lacks %d bytes for it and for images pinned before",
                 image_id,
-                "be kept for other hosts" if is_replica else "become whole here",
+                "be kept for other hosts" if is_replica else "be cached completely",
                 lacking_bytes,
             )
         known.shortfall_bytes = lacking_bytes
@@ -236,7 +235,7 @@ class Hydration:
             known.deadline = fill_rate.Deadline(now_s + left_s, pin.deadline_s)
         left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
         if known.left_bytes == 0:
-            LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
+            LOG.info("image %s: fully cached %.0f s before its deadline", image_id, left_s)
             known.deadline = None
             await self._pins.change_pin(image_id, deadline_s=0.0, due_at_s=0.0)
         elif left_s <= 0 and is_known and not known.is_miss_logged:
@@ -286,12 +285,12 @@ class Hydration:
         before = len(known.missing)
         why = await self._filler.fill_slice(part, known, self._due_besides(known))
         if why:
-            LOG.info("image %s: does not become whole: %s", image_id, why)
+            LOG.info("image %s: not fully cached: %s", image_id, why)
             known.backoff.record_failure(why, trio.current_time(), known.deadline)
         elif len(known.missing) < before:
             known.backoff.record_success()
             if not known.missing:
-                LOG.info("image %s: is whole", image_id)
+                LOG.info("image %s: fully cached", image_id)
 
     async def request_hydration(self, image: mirror.Mirror) -> None:
         """Pin an image, used or not, until :meth:`withdraw_request`, or raise Unusable if full."""

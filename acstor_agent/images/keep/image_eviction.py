@@ -129,7 +129,7 @@ class ImageEviction:
         garbage: Collection[ids.Cid] = ()
         if await self._is_gone(image_id):
             if self._clock.time() - self._images.touched_ns(image_id) / 1e9 < KEEP_GONE_S:
-                LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
+                LOG.info("image %s was deleted: kept for guests of other hosts", image_id)
                 stay_s = self.limits.gone_check_interval_s
                 self._stay_until_s[image_id] = trio.current_time() + stay_s
                 return
@@ -143,7 +143,7 @@ class ImageEviction:
             return
         self.detached += 1
         unused_s = self.limits.unused_s
-        LOG.info("image %s: detached, nobody used it for %g s", image_id, unused_s)
+        LOG.info("image %s: detached after %g s without use", image_id, unused_s)
         await self._purge(image_id, garbage)
 
     async def _is_gone(self, image_id: ids.ImageId) -> bool:
@@ -179,4 +179,6 @@ class ImageEviction:
             if number % DROPS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
         if garbage:
-            LOG.info("image %s: gone; %d chunks of it alone dropped", image_id, len(garbage))
+            LOG.info(
+                "image %s was deleted: dropped %d chunks that only it used", image_id, len(garbage)
+            )

@@ -356,7 +356,7 @@ class ImagePins:
         try:
             await trio.to_thread.run_sync(self._file.write, self.list_pins())
         except OSError as e:
-            self.report_write(f"cannot be written: {e.strerror}; a restart would not know all pins")
+            self.report_write(f"cannot be written: {e.strerror}; a restart would lose some pins")
         else:
             self.report_write("")
 

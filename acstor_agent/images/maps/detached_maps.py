@@ -196,14 +196,14 @@ class DetachedMaps:
         self.refused += 1
         if (untold := self._said.take_line(host, now)) is not None:
             LOG.warning(
-                "%s asks for images that are not here too often, last for %s: refused (and %d "
-                "like it)",
+                "%s requests images that are not on this host too often, last %s: refused (and "
+                "%d like it)",
                 host,
                 image_id,
                 untold,
             )
         what = f"image {image_id}"
-        raise errors.SourceUnreachable(what, self._source.location, "it is asked too often already")
+        raise errors.SourceUnreachable(what, self._source.location, "too many look-ups already")
 
     def _charge(self, host: ids.HostId, looks: int) -> None:
         self._load_rates.charge_tokens(host, looks, self._clock())
@@ -212,7 +212,9 @@ class DetachedMaps:
     def _check_missing(self, image_id: ids.ImageId) -> None:
         until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
         if self._clock() < until_s:
-            raise kind(f"image {image_id}", self._source.location, "not a moment ago")
+            raise kind(
+                f"image {image_id}", self._source.location, "it was unavailable a moment ago"
+            )
 
     async def boot_head(
         self, host: ids.HostId, image_id: ids.ImageId
@@ -229,7 +231,9 @@ class DetachedMaps:
         await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
         if image is None:  # evicted by other requests
-            raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
+            raise errors.SourceUnreachable(
+                f"image {image_id}", "this host", "too many images are requested"
+            )
         # The blob must be one that guests may attach.
         await self._source.size_bytes(base.stored_blob(image_id, image.subject.stored.disk_format))
         return image.subject, await self._read_boot_head(image.subject)
@@ -323,7 +327,7 @@ class DetachedMaps:
         blob = base.stored_blob(image_id, subject.stored.disk_format)
         size_bytes = (await self._source.find_blob(blob)).size_bytes
         if size_bytes != subject.stored.size_bytes:
-            what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
+            what = f"it has {size_bytes} bytes, its chunk map is for {subject.stored.size_bytes}"
             raise errors.ChunkMissing(f"image {image_id}", self._source.location, what)
         return _Image(subject, tables, stamp, self._clock() + RECHECK_S)
 

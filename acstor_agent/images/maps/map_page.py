@@ -60,7 +60,7 @@ class PagedLayout:
         for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
             if (page := self._pages.get((self._subject.image_id, number))) is None:
                 what = f"image {self._subject.image_id}"
-                why = "its layout has made room for those of others"
+                why = "its layout was evicted for those of other images"
                 raise errors.SourceOverloaded(what, "this host", why)
             count = len(page.entries) // layout.ENTRY_BYTES
             found += layout.LayoutTable(page.entries, 0, count).extents_between(

@@ -57,8 +57,8 @@ class SingleFlight:
         except errors.AcstorError as e:
             running.failure = e
         except Exception as e:
-            why = self._faults.record_fault("what was on its way", e)
-            running.failure = errors.SourceUnreachable("something", "this host", why)
+            why = self._faults.record_fault("a shared request", e)
+            running.failure = errors.SourceUnreachable("the result", "this host", why)
         finally:
             del self._in_flight[key]
             on_end()

@@ -138,7 +138,7 @@ class BootImagePrefetch:
         self._counters.prefetched += 1
         self._prefetched[image_id] = wanted
         LOG.info(
-            "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
+            "image %s: its boot image was prefetched: %d bytes, %d of them fetched in %.1f s",
             *(image_id, total_bytes, received_bytes, trio.current_time() - begun_s),
         )
         return {"done_bytes": total_bytes}
@@ -163,7 +163,7 @@ class BootImagePrefetch:
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
             what = f"the boot image of image {image_id}"
-            raise errors.Unusable(what, "is of a project of which no instance of this host is")
+            raise errors.Unusable(what, "is of a project without instances on this host")
         refs = [
             chunk_ref_at(
                 image_id, keys, base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes, frame.cid
@@ -193,7 +193,7 @@ class BootImagePrefetch:
     def _take_room(self, image_id: ids.ImageId, total_bytes: int, missing_bytes: int) -> None:
         what = f"the boot image of image {image_id}"
         if total_bytes > (limit_bytes := self._cache.prefetched_limit_bytes):
-            why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
+            why = f"has {total_bytes} bytes, and at most {limit_bytes} are prefetched"
             raise errors.Unusable(what, why)
         if not self._daily.try_take(None, missing_bytes, trio.current_time()):
             raise errors.Unusable(what, "exceeds the daily limit of prefetches")
@@ -222,7 +222,7 @@ class BootImagePrefetch:
 
     def _keep(self, ref: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_prefetched(ref.cid):
-            raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
+            raise errors.Unusable("a part of a boot image", "arrived, but the cache has no space")
         self._counters.prefetched_bytes += ref.length
         return ref.length
 

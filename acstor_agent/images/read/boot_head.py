@@ -48,7 +48,7 @@ class BootHead:
         with contextlib.suppress(errors.ChunkUnavailable):
             header = await self._read_header()
             if self.head is not None and header.revision > self.head.header.revision:
-                LOG.info("%s: revision %d is there", self._what, header.revision)
+                LOG.info("%s: the source has revision %d", self._what, header.revision)
                 self.forget_head()
 
     def forget_head(self) -> None:
@@ -64,7 +64,7 @@ class BootHead:
             with atomic_file.atomic_write(self.path, is_durable=False) as file:
                 file.write(raw)
         except OSError as e:  # the disk may be full; the next worker reads the source
-            LOG.warning("%s: its head is not stored: %s", self._what, e.strerror)
+            LOG.warning("%s: its head cannot be stored: %s", self._what, e.strerror)
 
     async def _read_header(self) -> boot_image.Header:
         raw = await self._read_source(0, boot_image.HEADER_BYTES)

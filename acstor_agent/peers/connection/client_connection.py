@@ -205,7 +205,7 @@ class ClientConnection(base_connection.PeerConnection):
             request = waiting[0]
             is_as_cut = not chunk_bytes or chunk_bytes == request.chunk_bytes
             if length != (asked_bytes := request.length_of(first, count)) or not is_as_cut:
-                raise self._violation(f"{length} bytes where {asked_bytes} were asked for")
+                raise self._violation(f"{length} bytes where {asked_bytes} were requested")
         return are_awaited
 
     def _waiting_for(
@@ -227,9 +227,9 @@ class ClientConnection(base_connection.PeerConnection):
             else:
                 asked_bytes, are_awaited = self._cancelled.get(number), False
             if asked_bytes is None:
-                raise self._violation("an answer that nobody asked for (Chunk)")
+                raise self._violation("unsolicited response (Chunk)")
             if (given_bytes := min(size, length - begin)) != asked_bytes:
-                raise self._violation(f"{given_bytes} bytes where {asked_bytes} were asked for")
+                raise self._violation(f"{given_bytes} bytes where {asked_bytes} were requested")
         return are_awaited
 
     def _take(self, answer: peer_wire.Chunk) -> None:
@@ -249,7 +249,7 @@ class ClientConnection(base_connection.PeerConnection):
         if waiting is not None:
             self._answers.append((waiting[1], answer))
         elif self._cancelled.pop(answer.request_id, None) is None:
-            raise self._violation(f"an answer that nobody asked for ({type(answer).__name__})")
+            raise self._violation(f"unsolicited response ({type(answer).__name__})")
 
     def _violation(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)

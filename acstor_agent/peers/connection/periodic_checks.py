@@ -58,7 +58,7 @@ class Reauthorization:
             if not connection.is_closed and (why := self._fault_of(connection, checked)):
                 LOG.warning("Connection with %s dropped: %s", connection.peer, why)
                 connection.fail_connection(
-                    errors.SourceUnreachable("the rest", connection.peer, why)
+                    errors.SourceUnreachable("the answer", connection.peer, why)
                 )
             work += 1 + CERTIFICATE_COST * (len(checked) - before)
 
@@ -92,14 +92,14 @@ async def sweep(
             if connection.is_closed:  # its receiver state may be invalid
                 continue
             if connection.is_too_slow(now, limits.serve_s):
-                why = f"what waits for it was not taken in {limits.serve_s:g} s"
+                why = f"it did not accept waiting data for {limits.serve_s:g} s"
                 connection.fail_connection(
-                    errors.SourceUnreachable("the rest", connection.peer, why)
+                    errors.SourceUnreachable("the answer", connection.peer, why)
                 )
             elif connection.is_stuck(now, limits.silence_s):
-                why = f"nothing moved for {limits.silence_s:g} s"
+                why = f"no data was transferred for {limits.silence_s:g} s"
                 connection.fail_connection(
-                    errors.SourceUnreachable("the rest", connection.peer, why)
+                    errors.SourceUnreachable("the answer", connection.peer, why)
                 )
             elif connection.is_idle and now - connection.last_progress > idle_s:
                 connection.close()

@@ -52,8 +52,8 @@ def options() -> list[cfg.Opt]:
             "timeout_s",
             default=TIMEOUT_S,
             min=0.1,
-            help="How long the server may stay silent before a request is given up. It is made "
-            "three times. Where there is a next source, that is asked sooner.",
+            help="Time without data from the server after which a request fails. A request is "
+            "tried three times. If there is another source, the agent asks that one sooner.",
         ),
         cfg.StrOpt(
             "ca_file",
@@ -270,8 +270,8 @@ def _request_of(
     try:
         return server, _request(method, target, head)
     except (h11.LocalProtocolError, UnicodeEncodeError):  # their texts contain the values
-        why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
-        raise range_request.transient_error(f"no request can be made of it: {why}") from None
+        why = f"a value of {', '.join(name for name, _ in head)} is not valid in HTTP"
+        raise range_request.transient_error(f"invalid request: {why}") from None
 
 
 @functools.lru_cache(http_endpoint.URLS_REMEMBERED)

@@ -32,7 +32,7 @@ _REASONS = {
     403: "the server refuses access (403). Let the user of this source read the file",
     404: "there is no such blob (404)",
     410: "the blob is gone (410)",
-    416: "the blob is shorter than asked (416)",
+    416: "the blob is shorter than requested (416)",
 }
 
 
@@ -59,7 +59,7 @@ class RangeRefused(errors.ChunkMissing):
     """The server's definite refusal, with its status."""
 
     def __init__(self, range_request: RangeRequest, status: int) -> None:
-        why = _REASONS.get(status, f"the server answered {status}. Look into its log")
+        why = _REASONS.get(status, f"the server answered {status}. See its log")
         super().__init__(range_request.what, range_request.where, why)
         self.args = (range_request, status)  # constructor arguments, for copies
         self.range_request, self.status = range_request, status
@@ -131,7 +131,7 @@ def check_full_response(
     _check_encoding(range_request, headers)
     announced = headers.get("Content-Length", str(size_bytes))
     if announced != str(size_bytes):
-        why = f"the blob is of {size_bytes} bytes, and the server announces {announced[:40]!r}"
+        why = f"the blob has {size_bytes} bytes, but the server announces {announced[:40]!r}"
         raise errors.ChunkRefused(range_request.what, range_request.where, why)
 
 
@@ -149,9 +149,9 @@ def redirect_target(
     """
     location = headers.get("Location", "")
     if not location:
-        why = "it says not where to"
+        why = "it has no Location"
     elif followed >= MAX_REDIRECTS:
-        why = f"{MAX_REDIRECTS} others led to it"
+        why = f"it follows {MAX_REDIRECTS} others"
     else:
         try:
             target = urllib.parse.urljoin(url, location)
@@ -159,7 +159,7 @@ def redirect_target(
                 return target
             why = "it leads to a URL of another scheme"
         except ValueError:
-            why = "it leads to what is no URL"
+            why = "it leads to an invalid URL"
     raise _not_followed(range_request, location, why)
 
 
@@ -202,7 +202,7 @@ def check_head_response(range_request: RangeRequest, status: int, headers: HasHe
     announced = headers.get("Content-Length", "")
     if not _LENGTH.fullmatch(announced):
         why = (
-            "the server says how long the blob is neither in Content-Range nor to HEAD. Use a "
+            "the server reports the size of the blob neither in Content-Range nor to HEAD. Use a "
             "server that does"
         )
         raise errors.SourceRefused(range_request.what, range_request.where, why)
@@ -252,7 +252,7 @@ def _check_encoding(range_request: RangeRequest, headers: HasHeaders) -> None:
     coding = headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         why = (
-            f"the server encodes the blob ({coding[:40]!r}) though asked not to. Switch that off "
+            f"the server encodes the blob ({coding[:40]!r}) though asked not to. Disable that "
             "for these files"
         )
         raise errors.SourceRefused(range_request.what, range_request.where, why)
@@ -261,9 +261,7 @@ def _check_encoding(range_request: RangeRequest, headers: HasHeaders) -> None:
 def _check_content_range(range_request: RangeRequest, text: str, announced: str) -> int | None:
     match = _CONTENT_RANGE.fullmatch(text)
     if match is None:
-        raise range_request.transient_error(
-            f"the answer's Content-Range makes no sense: {text[:80]!r}"
-        )
+        raise range_request.transient_error(f"the answer's Content-Range is invalid: {text[:80]!r}")
     first, last = int(match[1]), int(match[2])
     size_bytes = None if match[3] == "*" else int(match[3])
     asked_last = range_request.offset + range_request.length - 1

@@ -57,7 +57,7 @@ class HttpResponse:
                 break
         else:
             raise self._range_request.transient_error(
-                f"more than {MAX_HINTS} answers of 1xx came before one"
+                f"more than {MAX_HINTS} interim answers (1xx) before the final one"
             )
         self.status, self.headers = event.status_code, http_range.Headers(event.headers)
         tokens = self.headers.get("Connection").lower()

@@ -83,7 +83,7 @@ class Stream:
         with trio.move_on_after(self._silence_s):
             await until(self._sock)
             return
-        raise TimeoutError(f"the server is silent for {self._silence_s:g} s")
+        raise TimeoutError(f"the server did not respond for {self._silence_s:g} s")
 
 
 class TlsStream(Stream):

@@ -32,7 +32,9 @@ class DeadlineSource(base.Wrapper):
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return the state, or fail after a timeout."""
-        return await self._ask(f"a look at {blob.file_name}", lambda: self._inner.find_blob(blob))
+        return await self._ask(
+            f"the state of {blob.file_name}", lambda: self._inner.find_blob(blob)
+        )
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces; those not read in time are unreachable."""

@@ -184,7 +184,7 @@ class DownloadSource(base.Source):
             end_bytes = min(end_bytes, self.limits.head_bytes)
             if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > end_bytes:
                 raise errors.ChunkRefused(
-                    run.description, self.location, f"no part of it comes alone; {why}"
+                    run.description, self.location, f"it cannot be read in ranges; {why}"
                 )
         return self._begin(blob, location, end_bytes)
 
@@ -206,7 +206,7 @@ class DownloadSource(base.Source):
         with trio.move_on_after(self.limits.lookup_s):
             return await self._source.find(blob, is_in_use=is_in_use)
         why = f"no answer within {self.limits.lookup_s:g} s"
-        raise errors.SourceUnreachable(f"the place of {blob.file_name}", self.location, why)
+        raise errors.SourceUnreachable(f"a look-up of {blob.file_name}", self.location, why)
 
     def _begin(
         self, blob: base.Blob, location: glance.BlobLocation, end_bytes: int
@@ -236,10 +236,10 @@ class DownloadSource(base.Source):
             is_artefact = _is_artefact(copy.blob)
             async with self._artefact_turns if is_artefact else self._image_turns:
                 await self._make_room(copy)
-                LOG.info("%s: read whole, %d bytes", name, copy.end_bytes)
+                LOG.info("%s: downloading all %d bytes", name, copy.end_bytes)
                 await copy.download_all(self._folder, self._rng, self._pour_of(copy))
         if copy.failure is not None and not copy.is_dropped:
-            LOG.warning("%s: not read whole, %s: %s", name, copy.progress, copy.failure.why)
+            LOG.warning("%s: download failed, %s: %s", name, copy.progress, copy.failure.why)
 
     def _pour_of(self, copy: full_download.FullDownload) -> full_download.StreamBlob:
         return lambda take: self._source.download_blob(copy.blob, copy.location, take)

@@ -116,7 +116,7 @@ class FullDownload:
     @property
     def progress(self) -> str:
         """Its progress in words."""
-        return f"{self.received_bytes} of {self.end_bytes} bytes of it have come"
+        return f"{self.received_bytes} of {self.end_bytes} bytes were received"
 
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
@@ -144,7 +144,7 @@ class FullDownload:
         finally:
             self._stops.remove(stop)
         if self.received_bytes < stop:
-            why = f"it comes as one stream, and is not there yet: {self.progress}"
+            why = f"it is downloaded as one stream, which is not there yet: {self.progress}"
             raise errors.ChunkRefused(self.blob.file_name, self._where, why)
 
     def failure_of(self, stop: int) -> errors.ChunkUnavailable:
@@ -200,7 +200,7 @@ class FullDownload:
             self.failure = self._of_disk(error)
         finally:
             if not self.is_over:
-                why = "it is not wanted here any more"
+                why = "it is no longer needed on this host"
                 self.failure = errors.SourceUnreachable(self.blob.file_name, self._where, why)
             self._wake_readers()
             self._close_unused()
@@ -226,7 +226,7 @@ class FullDownload:
                 fruitless = 0 if self.received_bytes > before else fruitless + 1
                 if not left or fruitless == limits.fruitless_tries:
                     raise
-                LOG.info("%s; it is begun again, %s", error, self.progress)
+                LOG.info("%s; restarting the download, %s", error, self.progress)
             pause_s = backoff.pause_s(fruitless, limits.first_pause_s, limits.longest_pause_s)
             await trio.sleep(pause_s * rng.uniform(0.5, 1))
 
@@ -235,7 +235,7 @@ class FullDownload:
         with trio.move_on_after(limits.window_s) as self._window, contextlib.suppress(_Enough):
             await pour(self._take)
         if self._window.cancelled_caught:
-            why = f"less than {limits.min_bytes} bytes of it came in {limits.window_s:g} s"
+            why = f"less than {limits.min_bytes} bytes of it arrived in {limits.window_s:g} s"
             raise errors.SourceUnreachable(self.blob.file_name, self._where, why)
         await self._write()
 

@@ -103,7 +103,7 @@ class LayoutSource(base.Wrapper):
             return
         driver.check_pieces(blob, request.pieces)
         if found is None:
-            why = "how the image is stored is not known here any more"
+            why = "the layout of the image is no longer cached"
             error = errors.SourceOverloaded(f"image {blob.image_id}", self.location, why)
             request.report([(number, error) for number in range(len(request.pieces))])
             return

@@ -39,5 +39,5 @@ def test_mount_point_is_not_accessed(tmp_path, monkeypatch):
 def test_folder_that_contains_the_mount_point_is_refused(tmp_path, option):
     folders = {"state_dir": tmp_path / "state", "cache_dir": tmp_path / "cache", option: tmp_path}
     conf = load(tmp_path, **folders)
-    with pytest.raises(errors.Unusable, match=f"it lies in .acstor_agent. {option}"):
+    with pytest.raises(errors.Unusable, match=f"it is inside .acstor_agent. {option}"):
         agent.check_mirror_accessible(conf, folders["state_dir"])

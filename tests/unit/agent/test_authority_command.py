@@ -55,7 +55,7 @@ def test_existing_authority_is_never_overwritten(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     before = (tmp_path / "ca/ca.key.pem").read_bytes()
     assert run("init", tmp_path / "ca") == 1
-    assert "there is an authority already" in capsys.readouterr().err
+    assert "an authority exists already" in capsys.readouterr().err
     assert (tmp_path / "ca/ca.key.pem").read_bytes() == before
 
 
@@ -85,4 +85,4 @@ def test_invalid_arguments_and_files_are_reported(run, tmp_path, capsys):
     assert run("init", tmp_path / "ca") == 0
     (tmp_path / "ca/ca.pem").write_bytes(b"garbage")
     assert run("issue", tmp_path / "ca", "h1", "--out", tmp_path / "h1") == 1
-    assert "proves nothing" in capsys.readouterr().err
+    assert "is rejected" in capsys.readouterr().err

@@ -255,7 +255,7 @@ async def test_prefetch_is_bounded_by_the_cache_share_and_a_daily_limit(
     limited = property(lambda cache: limit)
     monkeypatch.setattr(cache_files.CacheFiles, "prefetched_limit_bytes", limited)
     ahead = parts.ahead()
-    with pytest.raises(errors.Unusable, match="are kept before they are needed"):
+    with pytest.raises(errors.Unusable, match="are prefetched"):
         await ahead.prefetch_boot_image(task(FORMER), report)
     limit += 1
     monkeypatch.setattr(

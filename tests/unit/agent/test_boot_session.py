@@ -388,7 +388,7 @@ async def test_image_forgotten_while_its_head_is_parsed_takes_no_memory(host, mo
     assert host.memory.used_bytes == 0  # memory must belong to attached images only
 
 
-@pytest.mark.expect_log("its head is not stored")
+@pytest.mark.expect_log("its head cannot be stored")
 async def test_boot_image_is_used_if_its_head_cannot_be_stored(host, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

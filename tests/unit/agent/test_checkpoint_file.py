@@ -58,5 +58,5 @@ async def test_chunk_larger_than_a_cluster_spans_two():
 
 @pytest.mark.parametrize("backing", ["", "a", "./a", "nbd://a", "/a\0", "/a\n"])
 def test_invalid_backing_path_is_refused(backing):
-    with pytest.raises(checkpoint_file.errors.Unusable, match="no absolute path"):
+    with pytest.raises(checkpoint_file.errors.Unusable, match="not an absolute path"):
         checkpoint_file.plan(made(65536, 65536, {}), backing)

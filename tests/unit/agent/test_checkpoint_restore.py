@@ -346,14 +346,14 @@ async def test_read_fails_at_its_deadline_if_no_holder_comes_back(worker, kept, 
         await one.read(cluster_of(one, 1) * CHUNK, 10)
 
 
-@pytest.mark.expect_log("not all of its checkpoint is here")
+@pytest.mark.expect_log("its checkpoint is incomplete on this host")
 async def test_failed_chunks_are_fetched_when_holders_come_back(worker, kept, caplog):
     worker.link.deadline_s = 0.05
     one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with running(worker):
         with trio.fail_after(5):
-            while "not all of its checkpoint" not in caplog.text:  # noqa: ASYNC110 - there is no event
+            while "its checkpoint is incomplete" not in caplog.text:  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.01)
         assert one.checkpoint is not None
         worker.link.faults = {}
@@ -408,14 +408,14 @@ async def test_image_that_changed_since_the_checkpoint_is_refused(host, tmp_path
     blob = next(blob for blob in host.blobs if blob.kind.value == ".acmap")
     host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
     kept = kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
-    with pytest.raises(errors.Unusable, match="not what it was then"):
+    with pytest.raises(errors.Unusable, match="has changed since then"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
 async def test_manifest_with_another_chunk_size_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
     kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
-    with pytest.raises(errors.Unusable, match="its image has others"):
+    with pytest.raises(errors.Unusable, match="its image has another size"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
@@ -432,7 +432,7 @@ async def test_manifest_that_no_holder_has_is_reported_lost(worker, kept):
 async def test_other_disk_with_the_same_id_is_not_touched(host, worker, kept):
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await worker.disks.make_disk(DISK, image, SIZE)
-    with pytest.raises(errors.Unusable, match="was not made of this checkpoint"):
+    with pytest.raises(errors.Unusable, match="was not made from this checkpoint"):
         await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert await file_of(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
 

@@ -302,7 +302,7 @@ async def ask_in_vain(host, name, times, pause_s=0.0):
     return refused
 
 
-@pytest.mark.expect_log("peer asks for images that are not here too often")
+@pytest.mark.expect_log("peer requests images that are not on this host too often")
 async def test_invented_image_ids_of_a_host_are_rate_limited(host, image_id, autojump_clock):
     times, pause_s = 6000, 0.01
     refused = await ask_in_vain(host, PEER, times, pause_s)

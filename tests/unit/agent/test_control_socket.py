@@ -199,7 +199,7 @@ async def test_client_with_a_request_in_progress_is_not_disconnected(served):
     await trio.testing.wait_all_tasks_blocked()
     failed, end = await served.ask(b"", replies=2)
     assert (failed["kind"], end) == ("QueueFull", None)
-    assert "4 requests under way" in failed["error"]
+    assert "4 requests in progress" in failed["error"]
     may_end.set()
     for stream in streams:
         assert b'"done"' in await stream.receive_some(1000)
@@ -248,7 +248,7 @@ async def test_socket_of_a_zombie_worker_is_replaced(path):
 
 
 async def test_socket_of_a_running_agent_is_not_replaced(served):
-    with pytest.raises(errors.Unusable, match="another agent listens there"):
+    with pytest.raises(errors.Unusable, match="another agent listens on it"):
         control_socket.bind(served.path, None)
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 

@@ -175,7 +175,7 @@ async def test_timed_out_reader_gets_the_progress_of_the_download(store, source)
     store.streams = [rangeless.held_back(100_000, go_on)]
     assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
     set_limits(source, boot_image_wait_s=0.2)
-    why = f"comes as one stream, and is not there yet: 100000 of {len(BOOT)} bytes of it have come"
+    why = f"one stream, which is not there yet: 100000 of {len(BOOT)} bytes were received"
     with pytest.raises(errors.ChunkRefused, match=why):
         await source.read(BOOT_IMAGE, 2 * MIB, 4)
     go_on.set()
@@ -187,7 +187,7 @@ async def test_broken_stream_is_restarted_and_resumes_at_its_position(server, st
     assert store.whole == {artefact_path(server): 5}
 
 
-@pytest.mark.expect_log("not read whole, 10 of .* the body ended|not read whole, 10 of")
+@pytest.mark.expect_log("download failed, 10 of .* the body ended|download failed, 10 of")
 async def test_stream_without_progress_is_abandoned_and_retried_later(server, store, source):
     store.streams = [rangeless.cut(10)] * 4
     with pytest.raises(errors.SourceUnreachable):
@@ -200,7 +200,7 @@ async def test_stream_without_progress_is_abandoned_and_retried_later(server, st
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
 
 
-@pytest.mark.expect_log("not read whole")
+@pytest.mark.expect_log("download failed")
 async def test_stream_that_keeps_breaking_is_abandoned_after_some_tries(server, store, source):
     store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
     with pytest.raises(errors.SourceUnreachable):
@@ -208,11 +208,14 @@ async def test_stream_that_keeps_breaking_is_abandoned_after_some_tries(server, 
     assert store.whole == {artefact_path(server): STREAM.tries}
 
 
-@pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
+@pytest.mark.expect_log("download failed, .*less than 100000 bytes of it arrived in 0.2 s")
 async def test_trickling_stream_is_abandoned_and_frees_its_slot(server, store, source):
     set_stream_limits(source, window_s=0.2, min_bytes=100_000)
     store.streams = [rangeless.trickling(0.02)] * STREAM.tries
-    with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
+    with (
+        trio.fail_after(25),
+        pytest.raises(errors.SourceUnreachable, match="bytes of it arrived in"),
+    ):
         await source.read(CHUNK_MAP, MIB, 4)
     assert store.whole[artefact_path(server)] <= 1 + STREAM.tries
     assert source._copies._artefact_turns.borrowed_tokens == 0
@@ -234,7 +237,7 @@ async def test_trickling_image_record_times_out(server, store, source):
         await source._copies.size_bytes(CHUNK_MAP)
 
 
-@pytest.mark.expect_log("not read whole")
+@pytest.mark.expect_log("download failed")
 @pytest.mark.parametrize(
     ("behaviour", "error", "why"),
     [
@@ -250,7 +253,7 @@ async def test_response_other_than_the_whole_blob_is_refused(store, source, beha
         await source.read(CHUNK_MAP, 0, 4)
 
 
-@pytest.mark.expect_log("not read whole")
+@pytest.mark.expect_log("download failed")
 @pytest.mark.parametrize("announced", [True, False])
 async def test_no_more_bytes_are_stored_than_the_record_says(
     server, store, source, announced, tmp_path
@@ -264,7 +267,7 @@ async def test_no_more_bytes_are_stored_than_the_record_says(
     assert nameless_files(tmp_path) <= 1
 
 
-@pytest.mark.expect_log("not read whole.*its sha512 is .* not what Glance has")
+@pytest.mark.expect_log("download failed.*its sha512 is .* not what Glance has")
 async def test_artefact_with_a_wrong_hash_is_discarded(server, store, source):
     path = artefact_path(server, BOOT_IMAGE).lstrip("/")
     server.files[path] = BOOT[::-1]
@@ -430,7 +433,7 @@ async def test_other_hosts_refuse_the_image_and_name_the_delegated_host(
 ):
     source = over(server, tmp_path, nursery, delegated_host=WORDS)
     assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
-    with pytest.raises(errors.ChunkRefused, match=f"no part of it comes alone; {WORDS}"):
+    with pytest.raises(errors.ChunkRefused, match=f"it cannot be read in ranges; {WORDS}"):
         await source.read(IMAGE, 0, 4)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     assert store.whole == {artefact_path(server): 1}
@@ -492,7 +495,7 @@ async def test_boot_image_read_starts_no_download_of_an_image_with_ranges(server
 # Disk space
 
 
-@pytest.mark.expect_log("not read whole.*of which it may take half")
+@pytest.mark.expect_log("download failed.*of which it may take half")
 async def test_download_without_space_is_refused_with_its_size(source, tmp_path):
     set_limits(source, free_space_parts=1 << 60)
     why = f"needs {len(MAP)} bytes, and .* are free in {tmp_path}"
@@ -501,7 +504,7 @@ async def test_download_without_space_is_refused_with_its_size(source, tmp_path)
     assert nameless_files(tmp_path) == 0
 
 
-@pytest.mark.expect_log("not read whole.*of which it may take half")
+@pytest.mark.expect_log("download failed.*of which it may take half")
 async def test_concurrent_downloads_do_not_reserve_the_same_space(source, monkeypatch):
     """The first one has reserved its space, but has no file yet, when the second one checks."""
     looked, go_on, nameless = threading.Event(), threading.Event(), full_download._open_unlinked
@@ -550,14 +553,14 @@ async def test_idle_download_expires(source, tmp_path):
     assert await source.read(CHUNK_MAP, 0, 4) == MAP[:4]
 
 
-@pytest.mark.expect_log("not read whole.*No such file")
+@pytest.mark.expect_log("download failed.*No such file")
 async def test_missing_folder_is_reported(server, store, tmp_path, nursery):
     source = over(server, tmp_path / "gone", nursery)
     with pytest.raises(errors.ChunkRefused, match="No such file"):
         await source.read(CHUNK_MAP, 0, 4)
 
 
-@pytest.mark.expect_log("not read whole.*cannot be written: File too large")
+@pytest.mark.expect_log("download failed.*cannot be written: File too large")
 async def test_failed_write_of_a_download_is_reported(source):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))

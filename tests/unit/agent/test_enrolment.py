@@ -184,8 +184,8 @@ async def test_revoked_host_retries_until_it_is_allowed(autojump_clock, api, fil
     ("instead", "said"),
     [
         ((403, {"error": {"code": 403, "message": "no policy"}}), r"refuses \(403\): no policy"),
-        ((404, b"<html>"), r"refuses \(404\): it says no more"),
-        ((500, {"error": 7}), r"refuses \(500\): it says no more"),
+        ((404, b"<html>"), r"refuses \(404\): it gives no reason"),
+        ((500, {"error": 7}), r"refuses \(500\): it gives no reason"),
         ((409, {"error": {"message": "\x1b[31m" + "x" * 999}}), r"refuses \(409\): \?\[31mx{295}"),
         ((200, b"{}"), "invalid answer"),
         ((200, b"\xff"), "invalid answer"),
@@ -195,7 +195,7 @@ async def test_revoked_host_retries_until_it_is_allowed(autojump_clock, api, fil
             exceptions.Unauthorized("wrong password"),
             "Keystone refuses the credentials: wrong password",
         ),
-        (RuntimeError("odd"), r"makes no sense: RuntimeError\('odd'\)"),
+        (RuntimeError("odd"), r"is invalid: RuntimeError\('odd'\)"),
         (exceptions.EndpointNotFound("no acstor"), "Keystone refuses the credentials: no acstor"),
     ],
 )
@@ -228,7 +228,7 @@ async def test_waiting_host_shows_its_key_in_the_log_once_and_in_the_status(
     assert len(api.asked) > 3
     key = certificates.fingerprint(certificates.request_key(api.asked[0]["csr"].encode()))
     assert enrolling.state.fingerprint == key
-    assert caplog.text.count(f"host h1 asks for a certificate of the key {key}") == 1
+    assert caplog.text.count(f"host h1 requests a certificate for the key {key}") == 1
     api.instead = None
     await trio.sleep(certificate_renewal.RETRY_LONGEST_S * 1.25)
     assert enrolling.state.fingerprint == ""
@@ -272,7 +272,7 @@ async def test_request_after_a_lost_response_uses_the_same_key(
     assert not enrolment.pending_key(files.files.ca.parent).exists()
 
 
-@pytest.mark.expect_log("no new certificate: the certificate of h2 proves nothing: this host is h1")
+@pytest.mark.expect_log("no new certificate: the certificate of h2 is rejected: this host is h1")
 async def test_certificate_of_another_host_is_not_written(
     autojump_clock, enrolling, api, files, nursery
 ):

@@ -186,23 +186,23 @@ async def test_impatient_read_does_not_end_reads_of_others(cloud, autojump_clock
     assert [fetched.data for fetched in got] == 3 * [bytes_of(0)]
 
 
-@pytest.mark.expect_log("bytes of it cannot be had")
+@pytest.mark.expect_log("data of it is unavailable")
 async def test_missing_chunks_are_logged_once_a_minute_for_each_image(
     tmp_path, autojump_clock, caplog
 ):
     async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as cloud:
         cloud.source.deleted.update((IMAGE, OTHER))
         for number in range(3):
-            with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+            with pytest.raises(errors.DeadlineExceeded, match="lost if none has it"):
                 await read(cloud, "h1", cloud.ref_of(number), 5)
         [line] = [record.getMessage() for record in caplog.records]
-        assert f"image {IMAGE}: bytes of it cannot be had, guests that read them wait" in line
+        assert f"image {IMAGE}: data of it is unavailable, guests that read it wait" in line
         assert f"I/O errors in 900 s: chunk {cloud.ref_of(0).cid.hex()[:12]} " in line
         for image_id, count in ((OTHER, 2), (IMAGE, 3)):
             await trio.sleep(exchange.TELLS_EVERY_S - 15)
             with pytest.raises(errors.DeadlineExceeded):
                 await read(cloud, "h1", cloud.ref_of(0, image_id), 5)
-            assert caplog.text.count("cannot be had") == count
+            assert caplog.text.count("data of it is unavailable") == count
 
 
 @pytest.mark.allow_log("data is lost")
@@ -876,17 +876,17 @@ async def test_chunk_is_not_lost_before_the_first_v_node_table(tmp_path, autojum
             await read(made, "h1", made.ref_of(0), 5)
 
 
-@pytest.mark.expect_log("bytes of it cannot be had")
+@pytest.mark.expect_log("data of it is unavailable")
 async def test_successful_source_read_resets_the_time_to_loss(tmp_path, autojump_clock):
     async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as made:
         made.source.deleted.add(IMAGE)
-        with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+        with pytest.raises(errors.DeadlineExceeded, match="lost if none has it"):
             await read(made, "h1", made.ref_of(0), 5)
         made.source.deleted.clear()
         await read(made, "h1", made.ref_of(1), 5)
         await trio.sleep(1000)
         made.source.deleted.add(IMAGE)
-        with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+        with pytest.raises(errors.DeadlineExceeded, match="lost if none has it"):
             await read(made, "h1", made.ref_of(2), 5)
 
 

@@ -105,7 +105,7 @@ async def test_exception_in_client_connection_closes_only_that_connection(monkey
         assert len(await client.fetch()) == 65536
 
 
-@pytest.mark.expect_log("what was on its way has failed")
+@pytest.mark.expect_log("a shared request has failed")
 async def test_exception_in_single_flight_work_fails_its_waiters(nursery, caplog):
     in_flight, ended = single_flight.SingleFlight(nursery), []
     for _ in range(10):
@@ -113,7 +113,7 @@ async def test_exception_in_single_flight_work_fails_its_waiters(nursery, caplog
         with pytest.raises(errors.SourceUnreachable):
             await in_flight.wait(1)
     assert 1 not in in_flight and len(ended) == 10
-    assert len([r for r in caplog.records if "on its way" in r.getMessage()]) == 1
+    assert len([r for r in caplog.records if "a shared request" in r.getMessage()]) == 1
 
 
 @pytest.mark.expect_log("the work has failed")

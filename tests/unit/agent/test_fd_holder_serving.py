@@ -26,7 +26,7 @@ def test_holder_answers_again_after_it_ran_out_of_descriptors(process, tmp_path)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, many))
     # An accept that waits already has its descriptor: one caller may still be answered.
     assert not (fd_holder.is_answering(state_dir) and fd_holder.is_answering(state_dir))
-    assert b"cannot answer peers now: Too many open files" in process.stderr.readline()
+    assert b"cannot accept clients now: Too many open files" in process.stderr.readline()
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, many))
     hosts.wait_until(lambda: fd_holder.is_answering(state_dir), "the holder again")
     assert process.poll() is None

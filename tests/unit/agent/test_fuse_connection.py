@@ -99,7 +99,7 @@ def test_mount_of_another_filesystem_stays(point, connection):
 
 def test_used_mount_at_another_path_is_refused_and_kept(point, connection):
     store = Kept(connection)
-    with pytest.raises(errors.Unusable, match="is in use, and is not seen here"):
+    with pytest.raises(errors.Unusable, match="is in use, but not visible here"):
         connect(point.with_name("elsewhere"), store)
     assert not store.has_forgotten
     assert fuse_connection.is_connected(connection.fuse_fd)
@@ -108,7 +108,7 @@ def test_used_mount_at_another_path_is_refused_and_kept(point, connection):
 def test_used_mount_with_unreadable_record_is_kept(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
     store = Kept(connection)
-    with pytest.raises(errors.Unusable, match="its record makes no sense here"):
+    with pytest.raises(errors.Unusable, match="its record is invalid here"):
         connect(point.with_name("elsewhere"), store)
     assert not store.has_forgotten
     assert hosts.mounts(point) == [str(point)]

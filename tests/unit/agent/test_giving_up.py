@@ -230,7 +230,7 @@ async def test_disk_read_for_a_peer_runs_in_the_stream_of_class_and_peer(cloud, 
     assert streams == [f"{klass.lower()}:{PEER}"]
 
 
-@pytest.mark.expect_log("looking whether a peer has its answers")
+@pytest.mark.expect_log("a check of answers to a peer")
 async def test_exception_in_delivery_poll_releases_the_upload_slot(cloud):
     peer = Peer(cloud)
     cloud.caches[HERE].store_chunk(
@@ -316,8 +316,8 @@ async def test_reused_request_id_gets_the_answer_to_its_new_request(cloud):
     assert found == [(8 * CHUNK, [cloud.contents[IMAGE, 8 * CHUNK]])]
 
 
-@pytest.mark.expect_log("a look at an image")
-@pytest.mark.expect_log("refused, there is no chunk")
+@pytest.mark.expect_log("a look-up of chunks")
+@pytest.mark.expect_log("refused, no chunk has")
 async def test_exception_in_map_lookup_fails_only_that_request(cloud):
     cloud.unattached, peer = {IMAGE}, Peer(cloud)
 

@@ -395,7 +395,7 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
     assert (over["mode"], over["due_in_s"]) == ("urgent", None)
     assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
     await keeper.whole.request_hydration(image)
-    with pytest.raises(errors.Unusable, match="does not know"):
+    with pytest.raises(errors.Unusable, match="does not support the task"):
         await wish(decision_messages.TaskKind.FLATTEN)
     assert keeper.told().is_pinned  # the other tasks do not unpin
     assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
@@ -566,12 +566,12 @@ async def test_hanging_fetch_counts_as_failed(keeper):
     made, keeper.host.chunks.background_fetch = keeper.host.chunks.background_fetch, _never
     await keeper.use()
     shown = await keeper.wait("failing")
-    assert "did not come in" in shown["why"]
+    assert "did not arrive in" in shown["why"]
     keeper.host.chunks.background_fetch = made
     await keeper.wait("fully_cached")
 
 
-@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+@pytest.mark.expect_log("cannot be cached completely: the cache lacks")
 async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp_path):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
@@ -623,7 +623,7 @@ async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
         assert image.count_cached().missing_bytes == 0
 
 
-@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+@pytest.mark.expect_log("cannot be cached completely: the cache lacks")
 async def test_hydration_request_fills_image_once_space_was_freed(tmp_path, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
@@ -685,7 +685,7 @@ async def test_fully_cached_image_is_recounted_only_after_a_chunk_is_lost(keeper
     assert image.count_cached().missing_bytes == 0
 
 
-@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+@pytest.mark.expect_log("cannot be cached completely: the cache lacks")
 async def test_capacity_is_not_recomputed_while_no_space_was_freed(tmp_path, monkeypatch):
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
@@ -806,7 +806,7 @@ async def test_image_awaiting_a_recount_is_not_the_next_to_be_filled(tmp_path):
 
 
 @pytest.mark.parametrize("is_detached", [True, False])
-@pytest.mark.allow_log("cannot become whole here")
+@pytest.mark.allow_log("cannot be cached completely")
 async def test_map_of_an_image_without_space_is_dropped_after_its_last_use(tmp_path, is_detached):
     async with still(tmp_path, limit_bytes=CHUNK) as keeper:
         await keeper.use()

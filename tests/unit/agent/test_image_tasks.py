@@ -319,7 +319,7 @@ async def test_task_flood_is_refused_and_the_report_is_bounded(host):
     told = await host.tasks.changed_images()
     assert len(told) == image_tasks.MAX_REPORTED_TASKS
     assert told[ids[-1]].task.state is State.FAILED
-    assert told[ids[-1]].task.why == "64 other tasks wait here already"
+    assert told[ids[-1]].task.why == "64 other tasks already wait on this host"
 
 
 async def test_boots_are_recorded_as_often_as_requested(host):

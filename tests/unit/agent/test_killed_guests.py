@@ -283,7 +283,7 @@ def test_invisible_holder_counts_as_live(image, hold, monkeypatch):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.expect_log("cannot see who has files open")
+@pytest.mark.expect_log("cannot list open files of processes")
 def test_invisible_processes_are_logged_once(image, hold, monkeypatch, caplog):
     pid = hold()
     real = os.listdir

@@ -72,7 +72,7 @@ async def test_page_of_a_raw_image_has_only_cids():
 async def test_layout_of_an_evicted_page_fails_as_overloaded():
     raw = map_of(extents())
     found = map_page.PagedLayout(chunk_map_header.subject_of(raw, "m", IMAGE_ID), {})
-    with pytest.raises(errors.SourceOverloaded, match="made room"):
+    with pytest.raises(errors.SourceOverloaded, match="its layout was evicted"):
         found.find(0, CHUNK)
 
 

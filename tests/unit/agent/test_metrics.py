@@ -98,7 +98,7 @@ async def picture_of(host, by_image=False):
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
         },
-        "faults": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
+        "faults": {"control_socket": {"why": "it cannot be created", "since_s": 1234.5}},
         "nova": {"fallbacks": {"disk-format": 3}},
         "ring": {"epoch": 7, "hosts": 3},
         "identity": {

@@ -185,7 +185,7 @@ async def test_touch_time_survives_a_restart(tmp_path):
         assert host.mirrors.touched_ns(IMAGE) == 123_456_789_000_000_001
 
 
-@pytest.mark.expect_log("not the name of a chunk map; left alone")
+@pytest.mark.expect_log("not the name of a chunk map; ignored")
 async def test_foreign_file_in_the_map_folder_is_kept(tmp_path):
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "hello.acmap").write_bytes(b"hello")
@@ -194,7 +194,7 @@ async def test_foreign_file_in_the_map_folder_is_kept(tmp_path):
         assert (host.maps / "hello.acmap").exists()
 
 
-@pytest.mark.expect_log("taking it from the source again")
+@pytest.mark.expect_log("fetching it from the source again")
 async def test_damaged_stored_map_is_fetched_again(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         await host.mirrors.attach_image(IMAGE)
@@ -243,8 +243,8 @@ async def test_chunk_maps_of_a_host_share_one_size_limit(host):
 @pytest.mark.parametrize(
     ("os_hash", "why"),
     [
-        (chunk_map.OsHash("sha512", bytes(64)), r"instead of 0{16}….* changed it in the store"),
-        (chunk_map.OsHash("md6", bytes(16)), "its md6 is unknown here"),
+        (chunk_map.OsHash("sha512", bytes(64)), r"instead of 0{16}….* it was changed in the store"),
+        (chunk_map.OsHash("md6", bytes(16)), "its hash md6 is unsupported"),
     ],
 )
 async def test_map_of_another_image_hash_than_in_glance_is_refused(host, monkeypatch, os_hash, why):

@@ -46,7 +46,7 @@ def test_truncated_init_answer_is_ignored(record):
 def test_invalid_record_is_refused(data):
     fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
-    with pytest.raises(errors.Unusable, match="its record makes no sense here") as caught:
+    with pytest.raises(errors.Unusable, match="its record is invalid here") as caught:
         fuse_connection.from_descriptors(fds)
     os.close(caught.value.fuse_fd)
     assert_closed(fds)

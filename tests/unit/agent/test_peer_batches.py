@@ -205,7 +205,7 @@ async def test_unrequested_answer_closes_the_connection(name):
         await fetch_all(client, range(2), outcomes)
         await nets.wait_until(lambda: client.net.connection_counts[1] == 0)
     assert isinstance(outcomes[1], errors.RemoteProtocolError)
-    assert "nobody asked" in outcomes[1].why
+    assert "unsolicited" in outcomes[1].why
     if "twice" in name or "given" in name:
         assert outcomes[0] == "came"  # earlier valid responses are kept
 
@@ -270,9 +270,9 @@ def frame_of(*chunks) -> bytes:
 
 
 PADDED = {
-    "nobody asked": lambda asked: frame_of(chunk(asked), peer_wire.Chunk(99, bytes(1 << 19))),
+    "unsolicited": lambda asked: frame_of(chunk(asked), peer_wire.Chunk(99, bytes(1 << 19))),
     "bytes of data": lambda asked: frame_of(chunk(asked), peer_wire.Chunk(99, bytes(1 << 20))),
-    "were asked for": lambda asked: frame_of(peer_wire.Chunk(asked.request_id, bytes(1 << 22))),
+    "were requested": lambda asked: frame_of(peer_wire.Chunk(asked.request_id, bytes(1 << 22))),
 }
 
 
@@ -882,7 +882,7 @@ async def test_run_with_a_cancelled_chunk_is_delivered_chunk_by_chunk():
     assert {type(answer.data) for answer in heard} == {bytes}  # none holds the others' memory
 
 
-@pytest.mark.expect_log("bytes where .* were asked for|nobody asked for")
+@pytest.mark.expect_log("bytes where .* were requested|unsolicited response")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -908,7 +908,7 @@ async def test_run_answered_with_other_chunk_bounds_closes_the_connection(answer
     assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
 
 
-@pytest.mark.expect_log("bytes where .* were asked for")
+@pytest.mark.expect_log("bytes where .* were requested")
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK + 1, 4 * CHUNK])
 async def test_run_chunk_of_a_wrong_length_closes_the_connection(length):
     heard = []

@@ -37,7 +37,7 @@ async def endpoint(nursery):
     nursery.cancel_scope.cancel()
 
 
-@pytest.mark.expect_log("the peer listener .* has died")
+@pytest.mark.expect_log("the peer listener .* has failed")
 async def test_dead_listener_is_reopened_and_connections_stay_up(endpoint):
     made, listener = endpoint
     address = listener.socket.getsockname()
@@ -54,7 +54,7 @@ async def test_dead_listener_is_reopened_and_connections_stay_up(endpoint):
     await old.aclose()
 
 
-@pytest.mark.expect_log("the peer listener .* has died")
+@pytest.mark.expect_log("the peer listener .* has failed")
 @pytest.mark.expect_log("cannot be opened")
 async def test_reopening_is_retried_while_the_address_is_in_use(endpoint, monkeypatch):
     made, listener = endpoint
@@ -72,7 +72,7 @@ async def test_reopening_is_retried_while_the_address_is_in_use(endpoint, monkey
     assert await ask(address) == b"alive?"
 
 
-@pytest.mark.expect_log("does not listen any more")
+@pytest.mark.expect_log("is no longer listening")
 async def test_socket_that_stopped_listening_without_an_error_is_reopened(
     endpoint, autojump_clock, monkeypatch
 ):

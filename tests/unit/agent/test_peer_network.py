@@ -599,7 +599,7 @@ async def test_half_close_in_the_middle_of_a_chunk_fails_the_fetch():
 async def test_peer_that_stops_in_the_middle_of_a_chunk_is_dropped():
     begun = peer_wire.encode(peer_wire.Chunk(1, bytes(65536)))[0] + bytes(1000)
     async with faking(answering(begun)) as address, asking(address, limits=QUICK) as client:
-        with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
+        with pytest.raises(errors.SourceUnreachable, match="no data was transferred"):
             await client.fetch()
 
 
@@ -651,7 +651,7 @@ async def test_frozen_peer_times_out_after_silence():
 
     async with faking(handler) as address, asking(address, limits=QUICK) as client:
         began = trio.current_time()
-        with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
+        with pytest.raises(errors.SourceUnreachable, match="no data was transferred"):
             await client.fetch(timeout_s=10)
         assert trio.current_time() - began < 5 * QUICK.silence_s
 
@@ -767,7 +767,7 @@ async def test_sweep_continues_after_a_connection_that_was_just_dropped(monkeypa
                 await client.fetch()
 
 
-@pytest.mark.expect_log("a look at connections (to|of) peers has failed")
+@pytest.mark.expect_log("a check of connections (to|from) peers has failed")
 @pytest.mark.expect_log("a check of peers' certificates has failed")
 async def test_exceptions_in_periodic_checks_do_not_fail_fetches(monkeypatch):
     """The exception is unexpected, in loops that check all connections."""
@@ -809,7 +809,7 @@ async def test_server_that_never_says_hello_is_unreachable():
 LYING_ANSWERS = {
     "garbage": (b"garbage garbage", "no frame begins"),
     "wrong length": (b"".join(peer_wire.encode(peer_wire.Chunk(1, b"short"))), "5 bytes where"),
-    "wrong side": (peer_wire.encode(peer_wire.Cancel((1,)))[0], "wrong side"),
+    "wrong side": (peer_wire.encode(peer_wire.Cancel((1,)))[0], "wrong direction"),
     "oversized": (b"AC\x03\x03\xff\xff\xff\xff", "Chunk with a body"),
 }
 

@@ -141,7 +141,7 @@ async def refused(serving_tls, asking_tls, *, client=CLIENT, **options):
     return str(caught.value)
 
 
-@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: its certificate is not believed")
+@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: its certificate is not trusted")
 async def test_client_of_another_cloud_is_not_served(identity):
     stranger = identity(CLIENT, THEIRS)
     stranger.write(THEIRS, OURS.certificate_pem + THEIRS.certificate_pem)
@@ -151,22 +151,22 @@ async def test_client_of_another_cloud_is_not_served(identity):
 @pytest.mark.allow_log(r"127.0.0.1:\d+ dropped")
 async def test_server_of_another_cloud_is_not_trusted(identity):
     why = await refused(identity(SERVER, THEIRS).read(), identity(CLIENT).read())
-    assert "its certificate is not believed" in why
+    assert "its certificate is not trusted" in why
 
 
-@pytest.mark.expect_log("Hello of impostor.example proves nothing: its certificate is of client.ex")
+@pytest.mark.expect_log("Hello of impostor.example is rejected: its certificate is of client.ex")
 async def test_client_whose_certificate_names_another_host_is_dropped(identity):
     """Its Hello names another host."""
     tls = identity(CLIENT).read()
     await refused(identity(SERVER).read(), tls, client=ids.HostId("impostor.example"))
 
 
-@pytest.mark.expect_log("Hello of server.example proves nothing: its certificate is of client.exa")
+@pytest.mark.expect_log("Hello of server.example is rejected: its certificate is of client.exa")
 async def test_server_whose_certificate_names_another_host_is_not_trusted(identity):
     await refused(identity(CLIENT).read(), identity(CLIENT).read())
 
 
-@pytest.mark.expect_log(r"certificate of client.example proves nothing: valid until .* 8 days ago")
+@pytest.mark.expect_log(r"certificate of client.example is rejected: valid until .* 8 days ago")
 @pytest.mark.allow_log("was not renewed")
 async def test_expired_certificate_is_accepted_only_within_the_grace_period(identity):
     for age_s in (DAY_S + GRACE_S - 3600,):
@@ -178,9 +178,7 @@ async def test_expired_certificate_is_accepted_only_within_the_grace_period(iden
     await refused(identity(SERVER).read(), identity(CLIENT, age_s=DAY_S + 8 * DAY_S).read())
 
 
-@pytest.mark.expect_log(
-    "client.example proves nothing: valid from .* 23 h from now: one of the two"
-)
+@pytest.mark.expect_log("client.example is rejected: valid from .* 23 h from now: one of the two")
 @pytest.mark.expect_log("cert.pem: valid from .* 23 h from now")
 async def test_certificate_from_the_future_is_refused_with_the_time_offset(identity):
     early = identity(CLIENT, age_s=-23 * 3600 - certificates.BACKDATE_S - 60)
@@ -208,7 +206,7 @@ def nobody_but(*hosts):
     )
 
 
-@pytest.mark.expect_log("Hello of client.example proves nothing: it is not on the table")
+@pytest.mark.expect_log("Hello of client.example is rejected: it is not on the table")
 @pytest.mark.parametrize("security", [SECURE, INSECURE])
 async def test_client_outside_the_ring_table_is_refused(pair, security):
     tls = pair(security) if security is SECURE else {CLIENT: None, SERVER: None}
@@ -369,9 +367,7 @@ def test_unusable_files_leave_the_former_certificate_in_use(identity, name):
     assert (good.generation, bad.generation, bad.has_certificate) == (2, 1, True)
 
 
-@pytest.mark.expect_log(
-    "server.example proves nothing: this host is client.example; it is not used"
-)
+@pytest.mark.expect_log("server.example is rejected: this host is client.example; it is not used")
 def test_certificate_of_another_host_is_not_used(identity):
     assert not identity(CLIENT, names=SERVER).read().has_certificate
 
@@ -478,13 +474,13 @@ def test_other_addresses_default_to_secure(identity, address):
 
 def test_missing_certificate_is_fatal_unless_it_may_come_later(identity, tmp_path):
     nothing = identity_files.IdentityFiles(CLIENT, identity_files.files_in(tmp_path / "none"))
-    with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*enrol.*peer_security = insecure"):
+    with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*Enrol.*peer_security = insecure"):
         settings.peer_credentials(Own(), nothing)
     made = settings.peer_credentials(Own(), nothing, may_come_later=True)
     assert not made.has_certificate
 
 
-@pytest.mark.expect_log("peer_security = insecure: whoever reaches this host's port")
+@pytest.mark.expect_log("peer_security = insecure: anyone who reaches this host's port")
 def test_insecure_mode_off_the_loopback_is_logged_as_a_warning(identity):
     own = Own(peer_security="insecure")
     assert settings.peer_credentials(own, files_of(identity(CLIENT))) is None

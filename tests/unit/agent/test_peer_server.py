@@ -61,8 +61,8 @@ async def test_log_of_refused_requests_names_the_chunk_and_is_rate_limited(
     requester.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
     answers = await requester.hear()
     assert {answer.code for answer in answers.values()} == {peer_wire.RefuseCode.MISSING}
-    what = f"h2 asked for {CHUNK} bytes of image {IMAGE} at"
-    why = "refused, it does not prove that it knows the CIDs"
+    what = f"h2 requested {CHUNK} bytes of image {IMAGE} at"
+    why = "refused, it does not prove knowledge of the CIDs"
     assert lines(caplog) == [f"{what} {3 * CHUNK}: {why} (and 0 like it)"]
     await trio.sleep(peer_server.WARN_EVERY_S)
     requester.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))
@@ -81,7 +81,7 @@ async def test_request_for_an_image_withheld_from_this_host_is_logged(
     requester.ask(3 * CHUNK, cid=ids.cid_of(b"something"))
     assert (await requester.hear())[3].code is peer_wire.RefuseCode.WITHHELD
     [line] = lines(caplog)
-    assert f"image {IMAGE} at {3 * CHUNK}: refused, the source does not let this host" in line
+    assert f"image {IMAGE} at {3 * CHUNK}: refused, the source denies this host access" in line
     assert requester.cloud.hosts[GIVER].core.rights.refused == 1
 
 

@@ -342,7 +342,7 @@ async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, place):
 
 @pytest.mark.expect_log("its chunk map is lost")
 @pytest.mark.expect_log("needs the space")
-@pytest.mark.allow_log("no space|taking it from the source again")
+@pytest.mark.allow_log("no space|fetching it from the source again")
 async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, place):
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place) as keeper:
@@ -446,7 +446,7 @@ async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
         assert 0 < most <= replication.AT_A_TIME
 
 
-@pytest.mark.allow_log("cannot become whole here: the cache lacks")
+@pytest.mark.allow_log("cannot be cached completely: the cache lacks")
 async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, place):
     """Also without a pin and without space, as the image must stay in the source."""
     place.table = table_of("h1", "h2")

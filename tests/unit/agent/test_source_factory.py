@@ -119,7 +119,7 @@ async def test_source_that_does_not_load_is_named_with_its_reason(conf, nursery,
 
 
 async def test_plug_in_that_is_no_source_is_refused(conf, nursery, other_package):
-    with pytest.raises(errors.Unusable, match="'wrong' is no source"):
+    with pytest.raises(errors.Unusable, match="'wrong' is not a source"):
         source_factory.build(["wrong"], conf, nursery, as_stored)
 
 

@@ -80,10 +80,10 @@ async def check_one_read_fails(source, server, kind, reason):
     [
         (http_server.status(404), "no such blob"),
         (http_server.status(403), "refuses access"),
-        (http_server.status(302), "says not where to"),
+        (http_server.status(302), "it has no Location"),
         (http_server.redirect("https://127.0.0.1:1/"), "another scheme"),
         (http_server.redirect("file:///etc/passwd"), "another scheme"),
-        (http_server.redirect("http://["), "no URL"),
+        (http_server.redirect("http://["), "an invalid URL"),
         (http_server.status(304), "304"),
         (http_server.gzipped, "gzip"),
         (http_server.content_range(f"bytes 0-9/{10}"), "the blob ends at byte 10"),
@@ -110,12 +110,12 @@ async def test_permanent_failure_is_raised_as_missing(source, server, behaviour,
         (http_server.garbage, "RemoteProtocolError"),
         (http_server.endless_head, "RemoteProtocolError"),
         (http_server.two_lengths, "conflicting Content-Length"),
-        (http_server.hints_first(9), "more than 8 answers of 1xx"),
-        (http_server.hints_first(100_000), "more than 8 answers of 1xx"),
-        (http_server.stall(0, 0.8), "silent for 0.5 s"),
-        (http_server.stall(4095, 0.8), "silent for 0.5 s"),
+        (http_server.hints_first(9), "more than 8 interim answers"),
+        (http_server.hints_first(100_000), "more than 8 interim answers"),
+        (http_server.stall(0, 0.8), "did not respond for 0.5 s"),
+        (http_server.stall(4095, 0.8), "did not respond for 0.5 s"),
         (http_server.hang_up, "closed the connection without an answer"),
-        (http_server.slow(0.8), "silent for 0.5 s"),
+        (http_server.slow(0.8), "did not respond for 0.5 s"),
     ],
 )
 async def test_transient_failure_is_unreachable_and_the_next_read_succeeds(
@@ -157,7 +157,7 @@ async def test_five_redirects_are_followed_and_no_sixth(source, server):
     server.behaviours = [again] * 5
     assert await source.size_bytes(BLOB) == len(DATA)
     server.behaviours = [again] * 6
-    with pytest.raises(errors.ChunkRefused, match="5 others led to it"):
+    with pytest.raises(errors.ChunkRefused, match="it follows 5 others"):
         await source.size_bytes(BLOB)
     assert len(server.asked) == 12
 
@@ -579,8 +579,8 @@ async def test_many_pieces_over_tls_are_exact_on_one_connection(tls_source, tls_
     [
         (http_server.half_a_body, "after 2048 of 4096 bytes"),
         (http_server.hang_up, "closed the connection without an answer"),
-        (http_server.slow(0.8), "silent for 0.5 s"),
-        (http_server.stall(100, 0.8), "silent for 0.5 s"),
+        (http_server.slow(0.8), "did not respond for 0.5 s"),
+        (http_server.stall(100, 0.8), "did not respond for 0.5 s"),
         (http_server.garbage, "RemoteProtocolError"),
         (http_server.too_long, "longer than 4096 bytes"),
     ],
@@ -595,7 +595,10 @@ async def test_read_succeeds_after_a_failure_over_tls(tls_source, tls_server, be
 
 async def test_flood_of_tls_session_tickets_fails_the_read(tls_context, tls_source):
     tls_context.num_tickets = 2000
-    with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="TLS itself, again"):
+    with (
+        trio.fail_after(5),
+        pytest.raises(errors.SourceUnreachable, match="too many TLS control records"),
+    ):
         await tls_source.read(BLOB, 0, 10)
 
 
@@ -633,7 +636,7 @@ async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     limits = http_pool.HttpLimits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
     source = http.HttpSource(server.url.replace("http:", "https:"), limits)
-    with pytest.raises(errors.SourceUnreachable, match=r"SSL|silent"):
+    with pytest.raises(errors.SourceUnreachable, match=r"SSL|did not respond"):
         await source.read(BLOB, 0, 10)
     await source.aclose()
 
@@ -642,7 +645,10 @@ async def test_server_that_accepts_but_never_answers_is_unreachable(tmp_path):
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     limits = http_pool.HttpLimits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for scheme, reason in (("http", "silent"), ("https", "no connection within|silent")):
+        for scheme, reason in (
+            ("http", "did not respond"),
+            ("https", "no connection within|did not respond"),
+        ):
             source = http.HttpSource(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/", limits)
             with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match=reason):
                 await source.read(BLOB, 0, 10)

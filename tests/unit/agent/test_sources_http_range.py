@@ -36,7 +36,7 @@ def test_exact_answer_gives_the_size(headers, size):
         (200, "does not do range requests"),
         (404, "no such blob"),
         (410, "gone"),
-        (416, "shorter than asked"),
+        (416, "shorter than requested"),
         (401, "refuses our credentials"),
         (403, "refuses access"),
         (400, "answered 400"),

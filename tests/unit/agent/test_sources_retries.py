@@ -169,7 +169,7 @@ def memory(**faults):
     ("ask", "what"),
     [
         (lambda source: source.size_bytes(BLOB), "the size of"),
-        (lambda source: source.find_blob(BLOB), "a look at"),
+        (lambda source: source.find_blob(BLOB), "the state of"),
         (lambda source: source.read(BLOB, 0, 10), "bytes 0-9"),
     ],
 )

@@ -120,7 +120,7 @@ async def test_processes_are_not_scanned_for_short_waits(mount, autojump_clock):
     assert mount.asked == [] and mount.rescue.list_late_requests() == {}
 
 
-@pytest.mark.expect_log("nobody has answered yet")
+@pytest.mark.expect_log("no answer yet")
 async def test_late_requests_of_an_image_are_logged_once_per_interval(
     mount, autojump_clock, caplog
 ):

@@ -166,7 +166,7 @@ def test_few_session_tickets_are_accepted_and_many_are_refused(contexts):
             assert len(read(client, 65_536)) == 65_536
             assert client._wordless_bytes == 0  # data resets the count
         else:
-            with pytest.raises(OSError, match="records of TLS itself, again and again"):
+            with pytest.raises(OSError, match="too many TLS control records"):
                 read(client, 50)
             assert client.unread_bytes > 20_000
 
@@ -236,7 +236,7 @@ def test_key_updates_of_the_peer_are_accepted(contexts):
 @NEEDS_OPENSSL
 def test_flood_of_key_updates_is_refused(contexts):
     with asked_for_new_keys(contexts) as (session, sock, other):
-        with pytest.raises(OSError, match="new keys again and again"):
+        with pytest.raises(OSError, match="too many key updates"):
             for _ in range(1000):
                 say(other, b"K")
                 session.add_received(sock.recv(65536))

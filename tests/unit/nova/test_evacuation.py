@@ -241,8 +241,10 @@ def test_downloaded_image_is_used_as_backing_file(nova, agent):
 def test_lost_mirror_fails_the_evacuation(nova, agent):
     nova.base.parent.mkdir()
     nova.base.symlink_to(nova.mirror)
-    agent.answers[control_wire.AttachImage] = scripted_agent.failed("ChunkLost", "it cannot be had")
-    with pytest.raises(nova_backend.CannotStartError, match="it cannot be had"):
+    agent.answers[control_wire.AttachImage] = scripted_agent.failed(
+        "ChunkLost", "it is unavailable"
+    )
+    with pytest.raises(nova_backend.CannotStartError, match="it is unavailable"):
         evacuate(nova)
 
 

@@ -636,8 +636,8 @@ def test_disks_are_flattened_on_named_hosts(run, store, bus, agents):
     rows = table(run(image.FlattenImage, IMAGE, "--host", "h0002", "--wait"))
     assert rows == [{"Host": "h0002", "Task": "flatten: done, 100 %"}]
     assert bus.tasks[0][0].kind == "flatten"
-    agents.update(state="failed", why="disk d: 3 chunks cannot be had")
-    with pytest.raises(exceptions.CommandError, match="h0000: disk d: 3 chunks cannot be had"):
+    agents.update(state="failed", why="disk d: 3 chunks unavailable")
+    with pytest.raises(exceptions.CommandError, match="h0000: disk d: 3 chunks unavailable"):
         run(image.FlattenImage, IMAGE, "--wait")
 
 

@@ -40,7 +40,7 @@ def test_slot_is_the_smallest_power_of_two_that_holds_the_chunk(length):
 
 @pytest.mark.parametrize("length", [-1, 0, (4 << 20) + 1])
 def test_slot_size_of_an_invalid_chunk_length_raises_an_error(length):
-    with pytest.raises(ValueError, match="no chunk has"):
+    with pytest.raises(ValueError, match="a chunk cannot have"):
         cache_slab.slot_bytes_for(length)
 
 
@@ -68,10 +68,10 @@ def forge(version=3, slot_bytes=4096, slot_count=3) -> bytes:
     [
         (forge(version=2), "version 2 is not known"),
         (forge(version=4), "version 4 is not known"),
-        (forge(slot_bytes=5000), "no slot has 5000 bytes"),
-        (forge(slot_bytes=2048), "no slot has 2048 bytes"),
-        (forge(slot_bytes=0), "no slot has 0 bytes"),
-        (forge(slot_bytes=8 << 20), "no slot has"),
+        (forge(slot_bytes=5000), "a slot cannot have 5000 bytes"),
+        (forge(slot_bytes=2048), "a slot cannot have 2048 bytes"),
+        (forge(slot_bytes=0), "a slot cannot have 0 bytes"),
+        (forge(slot_bytes=8 << 20), "a slot cannot have"),
         (forge(slot_count=0), "0 slots do not fit"),
         (forge(slot_count=4), "4 slots do not fit"),
         (forge(slot_count=2**32 - 1), "do not fit"),

@@ -35,8 +35,8 @@ def test_equal_replies_have_no_differences():
     ("change", "words"),
     [
         ({"flags": FIELDS[FLAGS] & ~0x8}, "without the flags 0x8"),
-        ({"flags": FIELDS[FLAGS] | 0x40}, "with the flags 0x40 besides"),
-        ({"more": 4}, f"with the flags {4 << 32:#x} besides"),
+        ({"flags": FIELDS[FLAGS] | 0x40}, "with the additional flags 0x40"),
+        ({"more": 4}, f"with the additional flags {4 << 32:#x}"),
         ({"longest": 131072}, "writes of 131072 bytes instead of 1048576"),
         ({"major": 8}, "protocol 8 instead of 7"),
     ],
@@ -61,8 +61,8 @@ def test_extended_flags_count_only_with_init_ext():
 
 def test_refused_and_damaged_replies_are_distinguished():
     refusal = struct.pack("<IiQ", 16, -71, 2)
-    assert "refuses" in fuse_init.differences(reply(), refusal)[0]
-    assert "refuses" in fuse_init.differences(reply(), b"")[0]
+    assert "rejects" in fuse_init.differences(reply(), refusal)[0]
+    assert "rejects" in fuse_init.differences(reply(), b"")[0]
     assert "damaged" in fuse_init.differences(reply()[:-1], reply())[0]
 
 

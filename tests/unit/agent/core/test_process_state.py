@@ -32,7 +32,7 @@ def test_process_name_may_contain_any_character(name):
 
 @pytest.mark.parametrize("text", ["", "7 (a) S 1", "nonsense"])
 def test_invalid_stat_text_is_refused(text):
-    with pytest.raises(ValueError, match="is no file stat"):
+    with pytest.raises(ValueError, match="is not a line of /proc"):
         process_state.thread_of(text)
 
 

@@ -134,7 +134,7 @@ def test_only_recent_reports_by_the_current_table_count(keepers):
 def test_report_names_the_host_that_cannot_keep_its_share(keepers):
     keepers.record_report(H3, kept(state=NO_ROOM, total=0), now_s=1.0)
     report = keepers.report_shares(X, OTHERS, 7, 2.0)
-    assert report.state is NO_ROOM and report.why.startswith("h3: its cache lacks room")
+    assert report.state is NO_ROOM and report.why.startswith("h3: its cache has no space")
 
 
 def test_unsolicited_reports_are_ignored(keepers):
@@ -171,7 +171,7 @@ def test_shares_smaller_than_the_image_do_not_count_as_fully_cached(keepers):
     for host in OTHERS:
         keepers.record_report(host, kept(total=10), now_s=1.0)
     cloud = replica_holders.cloud_progress(keepers.report_shares(X, OTHERS, 7, 2.0), 2, 150, 100, 0)
-    assert not cloud.is_whole and "less than the image" in cloud.why
+    assert not cloud.is_whole and "do not cover the image" in cloud.why
 
 
 def test_single_copy_is_reported():

@@ -27,7 +27,7 @@ def table(epoch, *names, revoked=None):
         (1, 10**15, True, False, ""),  # epochs of an operator's table do not bind the service
         (6, 5, False, True, "signed"),
         (5 + LEAP, 5, True, True, ""),
-        (6 + LEAP, 5, True, True, "leaps"),
+        (6 + LEAP, 5, True, True, "is too high"),
         (6 + LEAP, 5, False, False, ""),  # the operator's own
         ((1 << 53) - 1, 0, True, False, ""),  # the first may be any
         (1 << 53, 0, True, False, "out of range"),
@@ -49,8 +49,12 @@ def test_hosts_of_the_current_and_the_former_table_are_admitted():
     now, before = table(2, "h1"), table(1, "h2")
     assert table_rules.admission_error(H1, 100.0, now, before) == ""
     assert table_rules.admission_error(H2, 100.0, now, before) == ""
-    assert "not on the v-node table" in table_rules.admission_error(H3, 100.0, now, before)
-    assert "not on the v-node table" in table_rules.admission_error(H2, 100.0, now, None)
+    assert "neither in the current v-node table" in table_rules.admission_error(
+        H3, 100.0, now, before
+    )
+    assert "neither in the current v-node table" in table_rules.admission_error(
+        H2, 100.0, now, None
+    )
     assert table_rules.admission_error(H1, 100.0, table(0), None)
 
 
