@@ -53,4 +53,6 @@ class AgentFiles:
                     file.read(chunk_map.HEADER_BYTES), str(path), image_id
                 )
         except (OSError, errors.ChunkMapFormatError) as e:
-            raise errors.Unusable(f"image {image_id}", f"its chunk map is not here: {e}") from e
+            raise errors.Unusable(
+                f"image {image_id}", f"its chunk map is not on this host: {e}"
+            ) from e

@@ -108,7 +108,9 @@ class SnapshotSource:
 
     def _check_base(self, server: domain_xml.Server) -> None:
         if self._domains.base_of(server.disk.path) != server.disk.base:
-            raise errors.Unusable(server.disk.path, f"it is not on image {server.disk.base} now")
+            raise errors.Unusable(
+                server.disk.path, f"it is no longer based on image {server.disk.base}"
+            )
 
     def _export(
         self, stack: contextlib.ExitStack, domain: libvirt_domain.Domain, bitmap: str, since: str

@@ -192,7 +192,7 @@ class DiskStates:
         aside = self._folder / f"{instance}.unreadable"
         shutil.rmtree(aside, ignore_errors=True)
         self._of(instance).rename(aside)
-        LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
+        LOG.error("%s cannot be read and was renamed to %s", self._of(instance), aside.name)
 
     def delete_state(self, instance: ids.ImageId) -> None:
         """Delete the state of a disk."""

@@ -135,7 +135,7 @@ class ExportedDisk:
     def read_into(self, view: memoryview, at: int) -> None:
         """Fill ``view``, of at most MAX_READ_BYTES, from ``at``, or raise Unusable."""
         if at < 0 or at + len(view) > self.size_bytes or len(view) > MAX_READ_BYTES:
-            raise ValueError(f"{len(view)} bytes at {at} cannot be asked for")
+            raise ValueError(f"{len(view)} bytes at {at} cannot be requested")
         filled = 0
         with self._deadline():
             self._request(_Command.READ, at, len(view))
@@ -143,9 +143,9 @@ class ExportedDisk:
                 part_bytes = self._fill(view, at, kind, length)
                 filled += part_bytes
                 if not part_bytes or filled > len(view):  # would repeat until the timeout
-                    raise self._fault("an answer of no bytes, or of more than were asked for")
+                    raise self._fault("a reply of no bytes, or of more than were requested")
         if filled != len(view):
-            raise self._fault(f"{filled} bytes came of {len(view)}")
+            raise self._fault(f"{filled} bytes arrived of {len(view)}")
 
     def iter_extents(self) -> Iterator[StatusExtent]:
         """Yield the context's extents in order, or raise Unusable; reads may be made between."""
@@ -163,7 +163,7 @@ class ExportedDisk:
                     yield StatusExtent(at, length, flags)
                 at += length
             if at < self.size_bytes and (at == before or not answers):
-                raise self._fault(f"no status of what is at {at}")
+                raise self._fault(f"no block status at {at}")
 
     def _status(self, at: int, length: int, within_s: float) -> Iterable[tuple[int, int]]:
         raw = b""
@@ -171,17 +171,17 @@ class ExportedDisk:
             self._request(_Command.BLOCK_STATUS, at, length)
             for kind, length in self._replies():
                 if kind != _ReplyKind.BLOCK_STATUS or raw:
-                    raise self._fault(f"an answer of kind {kind} to a question for the status")
+                    raise self._fault(f"a reply of type {kind} to a block status request")
                 raw = self._status_bytes(length)
         return _EXTENT.iter_unpack(memoryview(raw)[_CONTEXT.size :])
 
     def _status_bytes(self, length: int) -> bytes:
         count, rest = divmod(length - _CONTEXT.size, _EXTENT.size)
         if rest or not 0 < count <= _MAX_EXTENTS:
-            raise self._fault(f"a status of {length} bytes")
+            raise self._fault(f"a block status of {length} bytes")
         raw = self._receive(length)
         if _CONTEXT.unpack_from(raw)[0] != self._context:
-            raise self._fault("the status of a context that was not asked for")
+            raise self._fault("the block status of a context that was not requested")
         return raw
 
     def _fill(self, view: memoryview, at: int, kind: int, length: int) -> int:
@@ -195,12 +195,12 @@ class ExportedDisk:
             part = self._part(view, offset - at, zeros)
             part[:] = bytes(zeros)
         else:
-            raise self._fault(f"an answer of kind {kind} and {length} bytes to a read")
+            raise self._fault(f"a reply of type {kind} and {length} bytes to a read")
         return len(part)
 
     def _part(self, view: memoryview, start: int, length: int) -> memoryview:
         if start < 0 or start + length > len(view):
-            raise self._fault("bytes that were not asked for")
+            raise self._fault("bytes that were not requested")
         return view[start : start + length]
 
     def _request(self, command: _Command, at: int, length: int) -> None:
@@ -213,18 +213,18 @@ class ExportedDisk:
         while not is_last:
             magic, flags, kind, cookie, length = _REPLY.unpack(self._receive(_REPLY.size))
             if magic != _REPLY_MAGIC or cookie != self._cookie:
-                raise self._fault("not an answer to what was asked")
+                raise self._fault("a reply to another request")
             is_last = bool(flags & _IS_LAST)
             if kind & _IS_ERROR_KIND:
                 raise self._refused(length)
             if kind != _ReplyKind.NONE:
                 yield kind, length
             elif length or not is_last:
-                raise self._fault("an answer that says nothing, and is not the last")
+                raise self._fault("an empty reply that is not the last one")
 
     def _refused(self, length: int) -> errors.Unusable:
         if not _ERROR.size <= length <= _MAX_OPTION_BYTES:
-            return self._fault(f"an error of {length} bytes")
+            return self._fault(f"an error reply of {length} bytes")
         raw = self._receive(length)
         number, message_bytes = _ERROR.unpack_from(raw)
         message = raw[_ERROR.size : _ERROR.size + message_bytes].decode(errors="replace")
@@ -238,12 +238,12 @@ class ExportedDisk:
 
     def _check_size(self, size_bytes: int) -> None:
         if size_bytes != self.size_bytes:
-            raise self._fault(f"it shows {size_bytes} bytes of a disk of {self.size_bytes}")
+            raise self._fault(f"it exports {size_bytes} bytes of a disk of {self.size_bytes}")
 
     def _greet(self) -> None:
         magic, options, flags = _GREETING.unpack(self._receive(_GREETING.size))
         if magic != b"NBDMAGIC" or options != _OPTION_MAGIC or not flags & _FIXED_NEWSTYLE:
-            raise self._fault("no NBD server of today")
+            raise self._fault("not a server of the fixed newstyle protocol")
         self._send(struct.pack(">I", flags & (_FIXED_NEWSTYLE | _NO_ZEROES)))
 
     def _set_context(self, export: str, context: str) -> int:
@@ -252,7 +252,7 @@ class ExportedDisk:
         for kind, raw in replies:
             if kind == _OptionReply.META_CONTEXT and raw[_CONTEXT.size :] == context.encode():
                 return int(_CONTEXT.unpack_from(raw)[0])
-        raise self._fault(f"it does not know {context}")
+        raise self._fault(f"it does not support {context}")
 
     def _go(self, export: str) -> int:
         replies = self._negotiate(_Option.GO, _text(export) + struct.pack(">H", 0))
@@ -260,7 +260,7 @@ class ExportedDisk:
             is_export = kind == _OptionReply.INFO and raw[:2] == struct.pack(">H", _INFO_EXPORT)
             if is_export and len(raw) == _EXPORT.size:
                 return int(_EXPORT.unpack(raw)[1])
-        raise self._fault("it does not say how large the export is")
+        raise self._fault("it does not report the size of the export")
 
     def _negotiate(self, option: _Option, data: bytes) -> list[tuple[int, bytes]]:
         self._send(_OPTION.pack(_OPTION_MAGIC, option, len(data)) + data)
@@ -268,7 +268,7 @@ class ExportedDisk:
         while len(replies) < 16:
             magic, answered, kind, length = _OPTION_REPLY.unpack(self._receive(_OPTION_REPLY.size))
             if magic != _OPTION_REPLY_MAGIC or answered != option or length > _MAX_OPTION_BYTES:
-                raise self._fault(f"no answer to option {option.name}")
+                raise self._fault(f"no reply to option {option.name}")
             raw = self._receive(length)
             if kind & _IS_ERROR:
                 why = raw.decode(errors="replace") or f"error {kind & ~_IS_ERROR}"
@@ -276,7 +276,7 @@ class ExportedDisk:
             if kind == _OptionReply.ACK:
                 return replies
             replies.append((kind, raw))
-        raise self._fault(f"too many answers to option {option.name}")
+        raise self._fault(f"too many replies to option {option.name}")
 
     @contextlib.contextmanager
     def _deadline(self, within_s: float | None = None) -> Iterator[None]:
@@ -285,7 +285,7 @@ class ExportedDisk:
         try:
             yield
         except TimeoutError as e:
-            raise self._fault(f"no answer in {within_s:g} s") from e
+            raise self._fault(f"no reply in {within_s:g} s") from e
         except OSError as e:
             raise self._fault(str(e)) from e
 
@@ -303,7 +303,7 @@ class ExportedDisk:
             self._wait_on()
             count = self._socket.recv_into(view)
             if not count:
-                raise self._fault("it went away")
+                raise self._fault("connection closed")
             view = view[count:]
 
     def _wait_on(self) -> None:

@@ -76,7 +76,7 @@ def export_disk(
             server.stderr.close()
         socket.unlink(missing_ok=True)
     if overlay.stamp(disk.path) != before:
-        raise DiskChanged(disk.path, "somebody wrote to it while it was read")
+        raise DiskChanged(disk.path, "it was modified while it was read")
 
 
 def _start_server(
@@ -99,7 +99,7 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
             why = server.stderr.read().decode(errors="replace") if server.stderr else ""
             raise errors.Unusable("qemu-nbd", why.strip()[:500])
         if time.monotonic() > end_s:
-            raise errors.Unusable("qemu-nbd", f"it shows nothing after {_DEADLINE_S:g} s")
+            raise errors.Unusable("qemu-nbd", f"it exports nothing after {_DEADLINE_S:g} s")
         time.sleep(_LOOK_EVERY_S)
 
 

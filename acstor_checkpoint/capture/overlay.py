@@ -47,7 +47,7 @@ def check_backing(fd: int, path: str, found: str | None, base: str) -> None:
     """Check an overlay whose backing file ``found`` is known; as :func:`check_backing_file`."""
     qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
     if found != base:
-        raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
+        raise errors.Unusable(path, f"its backing file should be {base}, but is {found}")
 
 
 def allocated_ranges(path: str) -> Iterator[disk_delta.Extent]:

@@ -28,4 +28,4 @@ class RateLimit:
         with self._lock:
             wait_s = self._limiter.wait_s(count_bytes)
         if self._ended.wait(wait_s) if wait_s else self._ended.is_set():
-            raise errors.Unusable("a checkpoint", "the daemon ends")
+            raise errors.Unusable("a checkpoint", "the daemon stops")

@@ -59,7 +59,7 @@ class ScratchFile:
             return
         self.end_reason = why  # first: its reader reports this reason
         self._again_s = now_s + RETRY_S
-        LOG.warning("%s: the capture is ended: %s", self.path, why)
+        LOG.warning("%s: the capture is aborted: %s", self.path, why)
         self._ending = supervision.start_once("end of a capture", self.end_job)
 
 

@@ -32,9 +32,7 @@ class PartialCapture(errors.AcstorError):
         self.slow_holder = slow_holder
 
     def __str__(self) -> str:
-        return (
-            f"{self.read_bytes} bytes were read; {self.unread_bytes}, and what is written, follow"
-        )
+        return f"{self.read_bytes} bytes were read; {self.unread_bytes}, and new writes, follow"
 
 
 class Overwritten(PartialCapture):

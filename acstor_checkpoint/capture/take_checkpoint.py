@@ -44,9 +44,9 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 FIRST: Final = "it is the first one"
-IMAGE_CHANGED: Final = "the disk began anew"
-MANIFEST_LOST: Final = "what the last one had is not known here any more"
-NO_BITMAP: Final = "what was written since the last one was not noted"
+IMAGE_CHANGED: Final = "the disk was recreated"
+MANIFEST_LOST: Final = "the manifest of the last one is lost"
+NO_BITMAP: Final = "writes since the last one were not tracked"
 
 
 class Settings(NamedTuple):

@@ -35,7 +35,7 @@ def load_conf(args: list[str]) -> cfg.ConfigOpts:
     """Return the configuration of command line ``args``, or raise cfg.Error."""
     conf = cfg.ConfigOpts()
     options = checkpoint_conf.list_opts()
-    says = "Run what takes checkpoints of this host's servers, and keeps those of others."
+    says = "Take checkpoints of this host's servers, and store those of other hosts."
     common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options, says)
     return conf
 
@@ -63,8 +63,8 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
         raise errors.Unusable(
             "[DEFAULT] transport_url, [acstor_checkpoint] vault_listen",
             f"neither is set in {_files_of(conf)}, so there is nothing to do",
-            "Name the broker of the message bus to take checkpoints of this host's servers, and "
-            "an address to keep those of others",
+            "Set the broker of the message bus to take checkpoints of this host's servers, and an "
+            "address to store those of other hosts",
         )
     agent = checkpoint_conf.agent_options(conf)
     identity, files = vault_service.open_identity(agent), agent_files.AgentFiles.from_options(agent)

@@ -167,7 +167,9 @@ class VaultClient:
             answer = self._ask("POST", _path(disk, "missing"), [b"".join(part)], limit)
             named = set(_names(answer, self.holder))
             if not named <= set(part):
-                raise errors.RemoteProtocolError(self.holder, "it names chunks that were not asked")
+                raise errors.RemoteProtocolError(
+                    self.holder, "it lists chunks that were not requested"
+                )
             found |= named
         return found
 
@@ -201,7 +203,9 @@ class VaultClient:
         limit = vault_api.MAX_MANIFEST_BYTES
         sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
         if checkpoint_encryption.manifest_name(sealed) != name:
-            raise errors.ChunkInvalid(f"manifest {name.hex()}", self.holder, "it is another one")
+            raise errors.ChunkInvalid(
+                f"manifest {name.hex()}", self.holder, "its hash does not match its name"
+            )
         return sealed
 
     def list_manifests(self, disk: object_names.VaultDisk) -> list[bytes]:
@@ -225,7 +229,7 @@ class VaultClient:
             gone += went
             if went < vault_store.MAX_REMOVED:
                 return gone
-        raise errors.RemoteProtocolError(self.holder, f"{gone} items were deleted, without an end")
+        raise errors.RemoteProtocolError(self.holder, f"{gone} items were deleted, and more remain")
 
     def _ask(
         self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = 0
@@ -284,7 +288,7 @@ class VaultClient:
             channel.send_body(request.body, request.length)
         response = channel.receive(math.inf)
         if not isinstance(response, h11.Response):
-            raise tls_channel.ConnectionBroken("it ended without an answer")
+            raise tls_channel.ConnectionBroken("it closed the connection without an answer")
         announced = tls_channel.content_length(response) or 0
         if announced > request.limit:
             raise tls_channel.ConnectionBroken(
@@ -333,7 +337,7 @@ class VaultClient:
 
     def _check_not_aborted(self) -> None:
         if self._is_aborted:
-            raise OSError("it was given up")
+            raise OSError("it was aborted")
 
     def _check(self, tls: ssl.SSLSocket) -> None:
         found = self._credentials.check_peer(tls.getpeercert(binary_form=True))
@@ -380,5 +384,5 @@ def _names(data: bytes, holder: ids.HostId) -> object_names.NameList:
 
 def _number(data: bytes, holder: ids.HostId) -> int:
     if len(data) > 20 or not data.isdigit():
-        raise errors.RemoteProtocolError(holder, f"{data[:40]!r} is no number")
+        raise errors.RemoteProtocolError(holder, f"{data[:40]!r} is not a number")
     return int(data)

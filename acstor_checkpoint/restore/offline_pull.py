@@ -77,7 +77,7 @@ class OfflinePull:
             rebase = ["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", disk.base]
             self._run(rebase, made, copy, is_powered_off)
             if local_file.backing_of(local_file.path_of(made)) != disk.base:
-                raise errors.Unusable(copy, "qemu-img has not laid it on the mirror")
+                raise errors.Unusable(copy, "qemu-img did not rebase it to the mirror")
             _give_attributes(source, made, copy)
             self._run(["sync"], made, copy, is_powered_off)
             with _locked(disk.path):
@@ -98,7 +98,7 @@ class OfflinePull:
         with _tool([*argv, local_file.path_of(fd)], (fd, *more), self._kill_s) as tool:
             while tool.poll() is None:
                 if self._ended.wait(_LOOK_EVERY_S) or not is_powered_off():
-                    raise errors.Unusable(path, "the server is started, or this daemon ends")
+                    raise errors.Unusable(path, "the server is started, or this daemon stops")
                 self._check_free(path, 0)
             if tool.returncode:
                 why = tool.stderr.read(4096).decode(errors="replace") if tool.stderr else ""
@@ -118,7 +118,7 @@ class OfflinePull:
             raise errors.Unusable(path, str(e)) from e
         if free.f_bavail * free.f_frsize < needed + self._spare_bytes:
             spare = self._spare_bytes
-            why = f"its copy needs {needed} bytes more, and {spare} are to stay free beside it"
+            why = f"its copy needs {needed} bytes more, and {spare} must stay free beside it"
             raise errors.Unusable(path, why)
 
 
@@ -178,7 +178,7 @@ def _tool(
         try:
             tool.wait(kill_s)
         except subprocess.TimeoutExpired as e:  # hung in the file system
-            raise errors.Unusable(argv[0], f"it was killed, and does not end: {e}") from e
+            raise errors.Unusable(argv[0], f"it was killed, but does not exit: {e}") from e
 
 
 def _give_attributes(source: int, made: int, path: str) -> None:

@@ -101,7 +101,7 @@ class PullLoop:
         self._faults.log_warning("")
         for instance in set(self._tried) - found.instances():
             del self._tried[instance]
-            LOG.info("server %s: its disk lies on no checkpoint any more", instance)
+            LOG.info("server %s: its disk no longer depends on a checkpoint", instance)
         for server in found.servers:
             if not self._ended.is_set():
                 self._try(server)
@@ -125,7 +125,7 @@ class PullLoop:
             yield
         except Exception as e:
             is_known = isinstance(e, errors.AcstorError | OSError | ValueError)
-            why = "server %s: its checkpoint is not in its disk: %s"
+            why = "server %s: its checkpoint was not copied into its disk: %s"
             LOG.warning(why, instance, e, exc_info=not is_known)
             self._pause(instance)
 
@@ -141,7 +141,9 @@ class PullLoop:
         if recovery_marker.read(server.disk.path) != checkpoint_id:
             recovery_marker.write(server.disk.path, checkpoint_id)
         if domain.pull_blocks(base, self._rate_bytes_s):
-            LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
+            LOG.info(
+                "server %s: copying checkpoint %s into its disk", server.instance, checkpoint_id
+            )
             self._pause(server.instance)
 
     def _is_pulling_offline(self) -> bool:
@@ -165,7 +167,7 @@ class PullLoop:
                 recovery_marker.remove(path)
 
         self._offline_instance = server.instance
-        self._offline_thread = supervision.start_once("pulling off", pull)
+        self._offline_thread = supervision.start_once("offline pull", pull)
 
     def _end(self, server: domain_xml.Server) -> None:
         """Remove the marker if the file is complete; rebase an incomplete offline disk.
@@ -181,7 +183,7 @@ class PullLoop:
             offline_pull.sync_file(path)
             recovery_marker.remove(path)
             LOG.info(
-                "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
+                "server %s: checkpoint %s was copied into its disk", server.instance, checkpoint_id
             )
         elif not is_active:
             shown, base = (

@@ -46,7 +46,7 @@ class RecoveredDisks:
         """Raise Unusable unless a checkpoint is of this server: a QEMU can forge its header."""
         if self._read(checkpoint_id).instance_id != instance:
             what = f"the disk of checkpoint {checkpoint_id}"
-            raise errors.Unusable(what, f"it is not of server {instance}")
+            raise errors.Unusable(what, f"it does not belong to server {instance}")
 
     def _read(self, checkpoint_id: ids.ImageId) -> _Recovery:
         try:
@@ -60,7 +60,7 @@ class RecoveredDisks:
         found = local_file.backing_of(str(self.checkpoint_path(checkpoint_id)))
         if not found or not os.path.isabs(found) or not os.path.lexists(found):
             what = f"the disk of checkpoint {checkpoint_id}"
-            raise errors.Unusable(what, f"it should lie on {found}, which is not there")
+            raise errors.Unusable(what, f"its backing file {found} does not exist")
         return found
 
     def is_copied_into(self, path: str, checkpoint_id: ids.ImageId) -> bool:

@@ -120,7 +120,7 @@ class BusClient:
         asked = messages.RetentionRequest(host=self._host, sent_s=self._clock.time())
         answer = self._query(messages.KEPT_CHECKPOINTS, asked, messages.CheckpointResponse)
         if not answer.is_complete:
-            why = "it has more checkpoints than it tells"
+            why = "it has more checkpoints than it lists"
             raise errors.DecisionUnreachable("the message bus", why)
         kept: dict[str, set[str]] = {}
         for checkpoint in answer.kept:
@@ -219,7 +219,7 @@ class BusClient:
         answer = self._verify_reply(reply, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
             raise errors.NotAuthenticated(
-                "the decision service's answer", "it is to another question"
+                "the decision service's answer", "it answers another request"
             )
         return answer
 
@@ -257,7 +257,7 @@ class BusClient:
         )
         what = f"request {wanted.request} for a checkpoint"
         if wanted.host != self._host:
-            raise errors.NotAuthenticated(what, f"it is to {wanted.host}")
+            raise errors.NotAuthenticated(what, f"it is for {wanted.host}")
         with self._lock:
             fault = self._freshness.check_and_remember(
                 wanted.request, wanted.given_s, self._clock.time()

@@ -284,7 +284,7 @@ class WorkerPool:
             record.read_bytes,
             record.sent_bytes,
             self._clock.monotonic() - began_s,
-            f"; all of it, for {record.full_read_reason}" if record.full_read_reason else "",
+            f"; full, because {record.full_read_reason}" if record.full_read_reason else "",
             f"; the others waited for {record.slow_holder}" if record.slow_holder else "",
         )
 

@@ -31,7 +31,7 @@ class AuthorizedHosts:
                 self._look()
             table, why = self._table, self._why
         if table is None:
-            return f"this host knows no other: {why}"
+            return f"no other host is known: {why}"
         if certificates.is_revoked(certificate, table.revoked):
             return "its certificate was revoked"
         if certificate.host not in table:

@@ -37,7 +37,7 @@ class ConnectionFencing:
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
             if turn.latest > connection:
-                raise errors.VaultRefused(disk.owner, "a later connection speaks of this disk")
+                raise errors.VaultRefused(disk.owner, "a later connection accesses this disk")
             yield
 
     def latest_connection(self, disk: object_names.VaultDisk) -> int:

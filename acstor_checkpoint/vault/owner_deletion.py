@@ -77,7 +77,7 @@ class OwnerDeletion:
                     went = self._vault.delete_disk(disk, connection)
                     gone += went
         if gone:
-            LOG.info("%s is gone for good, and %d things that were kept for it", owner, gone)
+            LOG.info("%s was removed permanently: deleted %d objects kept for it", owner, gone)
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class RequestBody:
         if self.length > limit:
             raise _Refused(
                 http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"{self.length} bytes, at most {limit} are taken",
+                f"{self.length} bytes, at most {limit} are accepted",
             )
         return self.length
 
@@ -90,7 +90,7 @@ class RequestBody:
         while len(self._rest) < count:
             piece = next(self._pieces, None)
             if piece is None:
-                raise ValueError("the body ends in the middle")
+                raise ValueError("the body is truncated")
             self._rest += piece
         found = bytes(memoryview(self._rest)[:count])
         del self._rest[:count]
@@ -154,7 +154,7 @@ class VaultApi:
             except errors.ChunkInvalid as e:
                 answer = _text_response(http.HTTPStatus.GONE, e.why)
             except errors.ChunkMissing:
-                answer = _text_response(http.HTTPStatus.NOT_FOUND, "it is not here")
+                answer = _text_response(http.HTTPStatus.NOT_FOUND, "it is not stored here")
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
                 is_full = e.errno in _FULL
@@ -178,11 +178,11 @@ class VaultApi:
         place = _parse(target)
         handler = self._table.get((method, place.what, bool(place.name)))
         if handler is None:
-            raise _Refused(http.HTTPStatus.NOT_FOUND, f"there is no {method} of that")
+            raise _Refused(http.HTTPStatus.NOT_FOUND, f"{method} is not supported for this path")
         if method != "GET" and host != place.owner:
             raise _Refused(
                 http.HTTPStatus.FORBIDDEN,
-                f"what is kept for {place.owner} is not {host}'s to change",
+                f"data of {place.owner} cannot be changed by {host}",
             )
         if method != "GET":
             self._vault.begin_connection(place.vault_disk, body.connection)
@@ -195,7 +195,7 @@ class VaultApi:
 
     def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         if place.disk:
-            raise _Refused(http.HTTPStatus.NOT_FOUND, "a disk is read by its manifests")
+            raise _Refused(http.HTTPStatus.NOT_FOUND, "a disk can only be read by its manifests")
         return _text_response(http.HTTPStatus.OK, "\n".join(self._vault.list_disks(place.owner)))
 
     def _manifests(
@@ -225,7 +225,7 @@ class VaultApi:
                 batch.add(object_names.ObjectKind.CHUNK, name, length, [body.read_exactly(length)])
                 left -= object_names.CHUNK_HEADER.size + length
             if left:
-                raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
+                raise ValueError(f"more than {MAX_BATCH} chunks, or incomplete ones")
         return Response(http.HTTPStatus.NO_CONTENT)
 
     def _put_manifest(
@@ -242,7 +242,7 @@ class VaultApi:
     def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         within, retained = object_names.parse_range(place.name), _names(body)
         if not retained and within == object_names.ALL_FIRST_BYTES:
-            raise ValueError("nothing is to stay: that is a DELETE")
+            raise ValueError("nothing would be kept: use DELETE")
         return _text_response(
             http.HTTPStatus.OK,
             str(self._vault.retain_only(place.vault_disk, retained, body.connection, within)),

@@ -34,9 +34,7 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def locked(
-    folder: pathlib.Path, why: str = "another process keeps a vault there"
-) -> Iterator[None]:
+def locked(folder: pathlib.Path, why: str = "another process uses this vault") -> Iterator[None]:
     """Create a private folder if needed, and lock it, or raise OSError.
 
     :raises errors.Unusable: locked by another process (error text ``why``), or accessible to others
@@ -46,7 +44,7 @@ def locked(
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise errors.Unusable(str(folder), why, "Give each a folder of its own") from e
+            raise errors.Unusable(str(folder), why, "Set a different folder for each") from e
         yield
 
 

@@ -84,7 +84,7 @@ class VaultServer:
                 continue
             except OSError as e:  # no descriptors, or a reset connection
                 if not self._is_closed.is_set():
-                    LOG.warning("no connection to the vault can be taken: %s", e)
+                    LOG.warning("the vault cannot accept connections: %s", e)
                     self._is_closed.wait(_LOOK_S)
                 continue
             self._start_thread(sock, address[0])
@@ -120,7 +120,7 @@ class VaultServer:
     def _may_begin(self, ip: str, now_s: float) -> bool:
         may = self._handshakes.admit_handshake(ip, now_s)
         if not may and (before := self._refusals.take_line(None, now_s)) is not None:
-            why = "Handshakes come too quickly: one from %s is refused (and %d before it)"
+            why = "Too many handshakes: one from %s is refused (and %d before it)"
             LOG.warning(why, ip, before)
         return may
 
@@ -150,7 +150,9 @@ class VaultServer:
 
     def _authenticate(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
         if tls.selected_alpn_protocol() != tls_channel.PROTOCOL:
-            raise errors.NotAuthenticated("the other side's TLS", "it does not speak to vaults")
+            raise errors.NotAuthenticated(
+                "the other side's TLS", "it does not use the protocol of vaults"
+            )
         return self._check_trust(tls.getpeercert(binary_form=True))
 
     def _check_trust(self, certificate: bytes | None) -> certificates.HostCertificate:

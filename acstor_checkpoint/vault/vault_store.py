@@ -232,7 +232,9 @@ class VaultStore:
         self.lookup_rate.spend_lookups(disk.owner, most)  # it lists all disks
         with self._folders_lock:
             if len(self.list_disks(disk.owner)) >= most:
-                raise errors.VaultFull(disk.owner, f"{most} disks of one host")
+                raise errors.VaultFull(
+                    disk.owner, f"the limit of {most} disks of one host is reached"
+                )
             self.make_folder(disk.owner, folder.parent)
             self.make_folder(disk.owner, folder)
         return folder
@@ -296,7 +298,7 @@ class Batch:
             most = self._vault.quota.limits.manifests
             self._vault.lookup_rate.spend_lookups(self._owner, most)
             if len(list(vault_files.names_in(final.parent))) >= most:
-                raise ValueError(f"{most} manifests of one disk are enough")
+                raise ValueError(f"the limit of {most} manifests of one disk is reached")
         self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
         self._vault.quota.reserve(self._owner, size_bytes)

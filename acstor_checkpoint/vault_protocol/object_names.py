@@ -65,7 +65,7 @@ class NameList(Sequence[bytes]):
 
     def __init__(self, buffer: bytes | memoryview) -> None:
         if len(buffer) % NAME_BYTES:
-            raise ValueError(f"{len(buffer)} bytes are no names of {NAME_BYTES}")
+            raise ValueError(f"{len(buffer)} bytes are not a list of names of {NAME_BYTES}")
         self._view = memoryview(buffer)
         before = b""
         for name in self:

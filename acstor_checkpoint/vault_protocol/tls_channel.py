@@ -97,7 +97,7 @@ class TlsChannel:
             yield bytes(event.data)
             left_s = min(silence_s, until_s - time.monotonic())
         if not isinstance(event, h11.EndOfMessage):
-            raise ConnectionBroken("it ended in the middle")
+            raise ConnectionBroken("it ended too early")
 
     def begin_again(self) -> bool:
         """Return whether the connection is reusable, and prepare it."""

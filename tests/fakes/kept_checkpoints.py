@@ -115,7 +115,7 @@ class Link:
         if isinstance(fault, Exception):
             raise fault
         if path not in self.things:
-            raise errors.ChunkMissing(path, address, "it is not here")
+            raise errors.ChunkMissing(path, address, "it is not stored here")
         data = self.things[path]
         assert len(data) <= limit_bytes
         return fault(data) if fault else data

@@ -106,7 +106,7 @@ def test_server_is_pulled_only_after_its_checkpoint_is_restored(place):
     ends_as_it_should(it)
 
 
-@pytest.mark.expect_log("it is not of server")
+@pytest.mark.expect_log("it does not belong to server")
 def test_disk_on_the_checkpoint_of_another_server_is_not_pulled(place):
     """A QEMU wrote the name into its header; root must not read another tenant's data for it."""
     it = place()
@@ -209,7 +209,7 @@ def meanwhile(monkeypatch, it, what):
     assert not it.guest.path.with_name(f"disk{offline_pull.COPY_ENDING}").exists()
 
 
-@pytest.mark.expect_log("is not in its disk")
+@pytest.mark.expect_log("was not copied into its disk")
 def test_server_started_during_an_offline_pull_keeps_its_disk(place, monkeypatch):
     it = place()
     meanwhile(monkeypatch, it, lambda: start(it))
@@ -220,7 +220,7 @@ def test_server_started_during_an_offline_pull_keeps_its_disk(place, monkeypatch
     ends_as_it_should(it)
 
 
-@pytest.mark.expect_log("is not in its disk")
+@pytest.mark.expect_log("was not copied into its disk")
 def test_write_during_an_offline_pull_is_not_lost(place, monkeypatch):
     it = place()
 
@@ -246,7 +246,7 @@ def test_lock_of_a_disk_and_a_running_server_exclude_each_other(place):
             pass
 
 
-@pytest.mark.expect_log("are to stay free")
+@pytest.mark.expect_log("must stay free")
 def test_copy_without_enough_space_is_not_made(place):
     it = place()
     it.pulling._pull_offline = offline_pull.OfflinePull(it.ended, spare_bytes=1 << 60)
@@ -255,7 +255,7 @@ def test_copy_without_enough_space_is_not_made(place):
     assert not it.is_ordinary() and overlay.stamp(str(it.guest.path)) == before
 
 
-@pytest.mark.expect_log("No such file|not open|not there")
+@pytest.mark.expect_log("No such file|not open|does not exist")
 def test_folder_moved_by_nova_during_a_pull_is_no_fault(place, monkeypatch):
     it = place()
     folder = it.guest.path.parent

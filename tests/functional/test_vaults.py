@@ -103,7 +103,7 @@ def test_only_the_owner_changes_its_objects(start: Start) -> None:
             lambda: client.missing_chunks(of(h1), NAMES),
         ]
         for one in tries:
-            with pytest.raises(errors.VaultRefused, match="not h3's to change"):
+            with pytest.raises(errors.VaultRefused, match="cannot be changed by h3"):
                 one()
     with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
         client.delete_disk(of(h1))  # nor does the vault's own host

@@ -112,7 +112,7 @@ def taken(owner: checkpoints.Host, guest: domain_lab.Domain) -> bool:
     return any(one.instance_id == guest.instance for one in owner.registered())
 
 
-@pytest.mark.expect_log("stays: .*[Ii]s a directory")
+@pytest.mark.expect_log("cannot be removed: .*[Ii]s a directory")
 def test_folder_in_place_of_a_scratch_file_ends_no_checkpoint(
     owner: checkpoints.Host, guests: list[domain_lab.Domain]
 ) -> None:
@@ -183,7 +183,7 @@ def put_after(
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
 
 
-@pytest.mark.allow_log("the capture is ended")
+@pytest.mark.allow_log("the capture is aborted")
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_scratch_file_of_an_overwriting_guest_stays_below_its_limit(
     owner: checkpoints.Host,
@@ -211,7 +211,7 @@ def test_scratch_file_of_an_overwriting_guest_stays_below_its_limit(
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
     assert (most[-1] == 0) is is_stuck  # the job ended while the vault was slow
     assert not guest.is_busy()
-    assert ("the capture is ended: it has" in caplog.text) is is_stuck
+    assert ("the capture is aborted: it has" in caplog.text) is is_stuck
     for _ in range(3):
         with contextlib.suppress(snapshot_window.PartialCapture):
             owner.taker.take_checkpoint(server)
@@ -395,7 +395,7 @@ def test_backup_job_that_starts_after_its_timeout_is_ended(
     runs.wait_for(lambda: is_answered(owner, server), 5.0, "an answer of the domain", str)
 
 
-@pytest.mark.expect_log("the capture is ended: it has")
+@pytest.mark.expect_log("the capture is aborted: it has")
 def test_scratch_file_is_monitored_from_the_start_of_its_job(
     owner: checkpoints.Host,
     guests: list[domain_lab.Domain],
@@ -451,7 +451,7 @@ def short_folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(name)
 
 
-@pytest.mark.expect_log("the capture is ended: less than")
+@pytest.mark.expect_log("the capture is aborted: less than")
 def test_full_disk_ends_the_capture_before_a_guest_write_fails(
     short_folder: pathlib.Path,
     owner: checkpoints.Host,

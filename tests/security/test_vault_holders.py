@@ -200,7 +200,7 @@ def test_abandoned_client_does_not_connect_again(tmp_path: pathlib.Path) -> None
         own = vaults.credentials_of(tmp_path / "h1", "h1")
         client = vault_client.VaultClient(ids.HostId("h2"), listening.getsockname(), own)
         client.abort()
-        with client, pytest.raises(errors.SourceUnreachable, match="given up"):
+        with client, pytest.raises(errors.SourceUnreachable, match="it was aborted"):
             put(client)
         with pytest.raises(TimeoutError):
             listening.accept()

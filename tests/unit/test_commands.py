@@ -133,7 +133,7 @@ def test_error_of_an_invalid_argument_names_valid_values(name: str, words: str, 
             "acstor-checkpointd",
             "--config-file /dev/null",
             "[DEFAULT] transport_url, [acstor_checkpoint] vault_listen: "
-            "neither is set in /dev/null, so there is nothing to do. Name the broker",
+            "neither is set in /dev/null, so there is nothing to do. Set the broker",
         ),
         ("acstor-boot-image", "show /nowhere", "/nowhere: No such file or directory"),
         ("acstor-glance-listener", "--config-file /nowhere", "Failed to find some config files"),

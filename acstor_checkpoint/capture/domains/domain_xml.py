@@ -77,7 +77,7 @@ def _project(nova: ET.Element) -> str:
     owner = nova.find(f"{_NOVA}owner/{_NOVA}project")
     project = "" if owner is None else owner.get("uuid", "")
     if not project or len(project.encode()) > checkpoint_manifest.MAX_PROJECT_BYTES:
-        raise ValueError(f"{project[:80]!r} is no project")
+        raise ValueError(f"{project[:80]!r} is not a project")
     return project
 
 

@@ -129,7 +129,7 @@ class Domain:
         try:
             return nbd_client.Export(socket, target, int(path.read_text()), size_bytes)
         except (OSError, ValueError) as e:
-            raise errors.Unusable(self.name, f"its process is not known: {e}") from e
+            raise errors.Unusable(self.name, f"its process is unknown: {e}") from e
 
     def remove_bitmap(self, bitmap: str) -> bool:
         """Remove a bitmap; return False if QEMU does not run."""
@@ -285,7 +285,7 @@ def _remove(files: Iterable[pathlib.Path]) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as e:
-            LOG.warning("%s stays: %s", path, e)
+            LOG.warning("%s cannot be removed: %s", path, e)
 
 
 def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:

@@ -195,7 +195,7 @@ def test_response_for_another_purpose_is_refused(daemon, service):
         (messages.CheckpointResponse("the database is away", may_pass=True), "is away"),
         (
             messages.CheckpointResponse(kept=(kept(1),), is_complete=False),
-            "more checkpoints than it tells",
+            "more checkpoints than it lists",
         ),
     ],
 )
@@ -226,14 +226,14 @@ def test_refused_or_failed_registration_is_an_error(daemon, service, answer, err
 
 def test_kept_list_for_another_request_is_refused(daemon, service):
     service.changed = {"sent_s": 5.0}
-    with pytest.raises(errors.NotAuthenticated, match="another question"):
+    with pytest.raises(errors.NotAuthenticated, match="it answers another request"):
         daemon.list_retained()
 
 
 @pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
 def test_registration_response_for_another_request_is_refused(daemon, service, changed):
     service.changed = changed
-    with pytest.raises(errors.NotAuthenticated, match="another question"):
+    with pytest.raises(errors.NotAuthenticated, match="it answers another request"):
         daemon.register_checkpoint(RECORD)
 
 
@@ -316,7 +316,7 @@ def test_request_not_signed_by_the_service_is_refused(daemon):
 def test_replayed_request_is_refused(daemon, key):
     message = wanted(key)
     daemon.request_checkpoint(message, lambda instance: 5)
-    with pytest.raises(errors.NotAuthenticated, match="taken before"):
+    with pytest.raises(errors.NotAuthenticated, match="accepted before"):
         daemon.request_checkpoint(message, lambda instance: 5)
 
 

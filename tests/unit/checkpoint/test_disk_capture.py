@@ -208,9 +208,9 @@ def test_reader_keeps_to_its_rate_and_stops_on_request():
         paced.spend_bytes(100)
     assert now_s[0] - before_s == pytest.approx(10.0 - 0.1)
     ended.set()
-    with pytest.raises(errors.Unusable, match="the daemon ends"):
+    with pytest.raises(errors.Unusable, match="the daemon stops"):
         paced.spend_bytes(1)
-    with pytest.raises(errors.Unusable, match="the daemon ends"):
+    with pytest.raises(errors.Unusable, match="the daemon stops"):
         rate_limit.RateLimit(0, ended).spend_bytes(1)
 
 

@@ -70,7 +70,7 @@ def test_state_of_another_version_is_ignored(known):
     assert known.load(INSTANCE) is None
 
 
-@pytest.mark.expect_log("proves nothing")
+@pytest.mark.expect_log("is rejected")
 @pytest.mark.expect_log("No such file")
 def test_manifests_are_kept_while_named_and_need_the_disks_key(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)

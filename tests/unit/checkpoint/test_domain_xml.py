@@ -124,7 +124,7 @@ def test_stamp_detects_a_write_with_a_reset_mtime(tmp_path):
 
 def test_maps_and_ring_table_are_read_from_the_agents_files(tmp_path):
     files = agent_files.AgentFiles(tmp_path, None)
-    with pytest.raises(errors.Unusable, match="chunk map is not here"):
+    with pytest.raises(errors.Unusable, match="chunk map is not on this host"):
         files.read_image(IMAGE)
     with pytest.raises(errors.Unusable, match="no v-node table"):
         files.read_ring()
@@ -136,7 +136,7 @@ def test_maps_and_ring_table_are_read_from_the_agents_files(tmp_path):
     path.write_bytes(chunk_map_header.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
     assert files.read_image(IMAGE) == subject
     path.write_bytes(bytes(2000))
-    with pytest.raises(errors.Unusable, match="chunk map is not here"):
+    with pytest.raises(errors.Unusable, match="chunk map is not on this host"):
         files.read_image(IMAGE)
     for raw in (b"", b"{}", b"[" * 1000):
         (tmp_path / "ring.json").write_bytes(raw)

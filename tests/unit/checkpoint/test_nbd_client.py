@@ -106,11 +106,11 @@ def test_missing_exports_bitmaps_and_sockets_are_named(tmp_path):
     with shown(tmp_path, disk, MIB) as export:
         with pytest.raises(errors.Unusable, match="vdb"):
             nbd_client.ExportedDisk(export._replace(name="vdb"), nbd_client.ALLOCATION, 20.0)
-        with pytest.raises(errors.Unusable, match="does not know qemu:dirty-bitmap:since"):
+        with pytest.raises(errors.Unusable, match="does not support qemu:dirty-bitmap:since"):
             nbd_client.ExportedDisk(export, "qemu:dirty-bitmap:since", 20.0)
         with nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as shown_disk:
             for at, length in ((MIB, 1), (-1, 1), (0, 2 * MIB)):
-                with pytest.raises(ValueError, match="cannot be asked for"):
+                with pytest.raises(ValueError, match="cannot be requested"):
                     read(shown_disk, at, length)
     with pytest.raises(errors.Unusable, match="No such file"):
         nbd_client.ExportedDisk(
@@ -121,25 +121,25 @@ def test_missing_exports_bitmaps_and_sockets_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request", "no NBD server"),
-        (struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 0), "no NBD server"),
+        (b"HTTP/1.1 400 Bad Request", "not a server of the fixed newstyle"),
+        (struct.pack(">8s8sH", b"NBDMAGIC", b"IHAVEOPT", 0), "not a server of the fixed newstyle"),
         (
             fake.GREETING + fake.option(1 << 31 | 1, b"no", 8),
             "STRUCTURED_REPLY was refused: no",
         ),
-        (fake.GREETING + fake.option(1, number=9), "no answer to option"),
+        (fake.GREETING + fake.option(1, number=9), "no reply to option"),
         (
             fake.GREETING + struct.pack(">QIII", 0x3E889045565A9, 8, 3, 1 << 30),
-            "no answer to option",
+            "no reply to option",
         ),
-        (fake.GREETING + fake.option(3, number=8) * 16, "too many answers"),
+        (fake.GREETING + fake.option(3, number=8) * 16, "too many replies"),
         (
             fake.GREETING + fake.option(1, number=8) + fake.option(1, number=10),
-            "does not know base:allocation",
+            "does not support base:allocation",
         ),
         (
             fake.AGREED[: -len(fake.option(1)) * 2 - 12] + fake.option(1, number=7),
-            "how large",
+            "the size of the export",
         ),
     ],
 )
@@ -154,22 +154,22 @@ DATA = struct.pack(">Q", 0) + bytes(512)
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (fake.reply(1, DATA, cookie=2), "not an answer to what was asked"),
-        (fake.reply(1, DATA, magic=0x67446698), "not an answer to what was asked"),
-        (fake.reply(1, DATA + b"+"), "bytes that were not asked for"),
-        (fake.reply(1, struct.pack(">Q", 512) + b"+"), "bytes that were not asked for"),
-        (fake.reply(2, struct.pack(">QI", 0, 1 << 31)), "bytes that were not asked for"),
-        (fake.reply(2, b"+"), "kind 2 and 1 bytes"),
-        (fake.reply(1, DATA[:-1]), "511 bytes came of 512"),
-        (fake.reply(0), "0 bytes came of 512"),
-        (fake.reply(5, bytes(12)), "kind 5"),
-        (fake.reply(0, flags=0) * 2000, "an answer that says nothing"),
-        (fake.reply(0, b"+"), "an answer that says nothing"),
+        (fake.reply(1, DATA, cookie=2), "a reply to another request"),
+        (fake.reply(1, DATA, magic=0x67446698), "a reply to another request"),
+        (fake.reply(1, DATA + b"+"), "bytes that were not requested"),
+        (fake.reply(1, struct.pack(">Q", 512) + b"+"), "bytes that were not requested"),
+        (fake.reply(2, struct.pack(">QI", 0, 1 << 31)), "bytes that were not requested"),
+        (fake.reply(2, b"+"), "type 2 and 1 bytes"),
+        (fake.reply(1, DATA[:-1]), "511 bytes arrived of 512"),
+        (fake.reply(0), "0 bytes arrived of 512"),
+        (fake.reply(5, bytes(12)), "type 5"),
+        (fake.reply(0, flags=0) * 2000, "an empty reply"),
+        (fake.reply(0, b"+"), "an empty reply"),
         (fake.reply(2, struct.pack(">QI", 0, 0), flags=0) * 2000, "of no bytes"),
-        (fake.reply(1, DATA, flags=0) * 2000, "or of more than were asked for"),
+        (fake.reply(1, DATA, flags=0) * 2000, "or of more than were requested"),
         (fake.reply(0x8001, struct.pack(">IH", 5, 3) + b"bad"), "error 5 bad"),
-        (fake.reply(0x8001, b""), "an error of 0 bytes"),
-        (b"", "no answer in 0.5 s"),
+        (fake.reply(0x8001, b""), "an error reply of 0 bytes"),
+        (b"", "no reply in 0.5 s"),
     ],
 )
 def test_unrequested_or_incomplete_data_is_refused(tmp_path, said, why):
@@ -184,11 +184,11 @@ def test_unrequested_or_incomplete_data_is_refused(tmp_path, said, why):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (fake.reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not asked for"),
-        (fake.reply(5, struct.pack(">III", 7, 0, 0)), "no status of what is at 0"),
-        (fake.reply(5, struct.pack(">I", 7)), "a status of 4 bytes"),
-        (fake.reply(1, DATA), "kind 1"),
-        (fake.reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "kind 5"),
+        (fake.reply(5, struct.pack(">III", 8, 512, 0)), "a context that was not requested"),
+        (fake.reply(5, struct.pack(">III", 7, 0, 0)), "no block status at 0"),
+        (fake.reply(5, struct.pack(">I", 7)), "a block status of 4 bytes"),
+        (fake.reply(1, DATA), "type 1"),
+        (fake.reply(5, struct.pack(">III", 7, 1, 0), flags=0) * 2, "type 5"),
     ],
 )
 def test_invalid_block_status_is_refused(tmp_path, said, why):
@@ -212,7 +212,7 @@ def test_export_of_another_process_is_refused(tmp_path):
 def test_export_with_another_size_than_libvirts_is_refused(tmp_path, size_bytes):
     with (
         fake.saying(tmp_path, fake.AGREED) as export,
-        pytest.raises(errors.Unusable, match="it shows 1048576"),
+        pytest.raises(errors.Unusable, match="it exports 1048576"),
     ):
         nbd_client.ExportedDisk(export._replace(size_bytes=size_bytes), nbd_client.ALLOCATION, 1.0)
 
@@ -229,7 +229,7 @@ def test_number_of_block_status_replies_is_bounded(tmp_path):
     with (
         fake.telling(tmp_path, 8 << 30, status) as export,
         nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 20.0) as disk,
-        pytest.raises(errors.Unusable, match="no status of what is at"),
+        pytest.raises(errors.Unusable, match="no block status at"),
     ):
         for _ in disk.iter_extents():
             pass
@@ -245,7 +245,7 @@ def test_all_block_status_replies_share_a_deadline(tmp_path):
     with (
         fake.telling(tmp_path, 16 << 30, status) as export,
         nbd_client.ExportedDisk(export, nbd_client.ALLOCATION, 1.0) as disk,
-        pytest.raises(errors.Unusable, match="no answer in"),
+        pytest.raises(errors.Unusable, match="no reply in"),
     ):
         list(disk.iter_extents())
     assert time.monotonic() - began_s < 1.0 + 16 * nbd_client._ANSWER_S + 0.5

@@ -241,7 +241,7 @@ def test_tool_is_killed_when_free_space_runs_low(tmp_path):
     puller = offline_pull.OfflinePull(threading.Event())
     began_s = time.monotonic()
     threading.Timer(0.5, setattr, (puller, "_spare_bytes", 1 << 60)).start()
-    with pytest.raises(errors.Unusable, match="are to stay free"):
+    with pytest.raises(errors.Unusable, match="must stay free"):
         puller._run(["sh", "-c", "sleep 60"], 2, str(tmp_path / "copy"), lambda: True)
     assert 0.4 < time.monotonic() - began_s < 30
 
@@ -250,7 +250,7 @@ def test_unkillable_tool_does_not_block_the_daemon(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)
     ended = threading.Event()
     ended.set()
-    with pytest.raises(errors.Unusable, match="does not end"):
+    with pytest.raises(errors.Unusable, match="does not exit"):
         offline_pull.OfflinePull(ended, kill_s=0.2)._run(
             ["sh", "-c", "exec sleep 2"], 2, str(tmp_path), lambda: True
         )

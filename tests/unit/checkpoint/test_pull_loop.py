@@ -131,7 +131,7 @@ def test_large_offline_pull_does_not_delay_other_servers(marks):
     assert [one[0] for one in host.done][2:] == [server(1).instance]
 
 
-@pytest.mark.expect_log("is not in its disk: nobody expected it")
+@pytest.mark.expect_log("was not copied into its disk: nobody expected it")
 def test_unexpected_offline_failure_is_logged_and_retried():
     host = Host(server(1))
     host.is_active, host.fault = False, RuntimeError("nobody expected it")
@@ -207,7 +207,7 @@ def test_incomplete_checkpoint_is_not_pulled():
     assert host.done == []
 
 
-@pytest.mark.expect_log("is not in its disk: it: busy")
+@pytest.mark.expect_log("was not copied into its disk: it: busy")
 def test_failed_pull_backs_off_and_does_not_delay_others():
     host = Host(server(1))
     host.fault = errors.Unusable("it", "busy")

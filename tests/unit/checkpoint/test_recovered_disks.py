@@ -62,7 +62,7 @@ def test_record_of_another_version_is_incomplete(tmp_path):
 def test_recovered_disk_belongs_to_one_server(tmp_path):
     of = keep(tmp_path)
     of.check_server(DISK, str(uuid.UUID(int=5)))
-    with pytest.raises(errors.Unusable, match="it is not of server"):
+    with pytest.raises(errors.Unusable, match="it does not belong to server"):
         of.check_server(DISK, str(uuid.UUID(int=6)))
 
 
@@ -81,7 +81,7 @@ def test_backing_path_is_read_without_following_links(tmp_path):
 
 @pytest.mark.parametrize("backing", ["/none", "relative"])
 def test_invalid_backing_path_is_refused(tmp_path, backing):
-    with pytest.raises(errors.Unusable, match="should lie on"):
+    with pytest.raises(errors.Unusable, match="its backing file"):
         keep(tmp_path, backing=backing).base_path(DISK)
 
 

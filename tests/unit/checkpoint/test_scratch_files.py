@@ -38,7 +38,7 @@ def test_capture_stops_reading_before_its_file_reaches_the_limit(
         assert watched.should_stop and not watched.end_reason
 
 
-@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.expect_log("the capture is aborted")
 @pytest.mark.parametrize("how", ["one file", "all files", "file system"])
 def test_oversized_scratch_file_ends_its_capture(
     tmp_path: pathlib.Path,
@@ -57,10 +57,10 @@ def test_oversized_scratch_file_ends_its_capture(
         with it.watch_file(file_of("a", 304 * KIB), ended.set):
             it.end_oversized()
             assert ended.wait(5.0)
-            raise errors.Unusable("export", "it went away")
+            raise errors.Unusable("export", "connection closed")
 
 
-@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.expect_log("the capture is aborted")
 def test_hanging_end_does_not_delay_other_captures(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
@@ -86,13 +86,13 @@ def test_other_failures_are_raised_unchanged(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
-    with pytest.raises(errors.Unusable, match="it went away"):
+    with pytest.raises(errors.Unusable, match="connection closed"):
         with it.watch_file(tmp_path / "none", lambda: None):
             it.end_oversized()
-            raise errors.Unusable("export", "it went away")
+            raise errors.Unusable("export", "connection closed")
 
 
-@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.expect_log("the capture is aborted")
 @pytest.mark.parametrize("how", ["all files", "file system"])
 def test_one_capture_is_ended_until_its_space_is_freed(
     tmp_path: pathlib.Path,
@@ -116,7 +116,7 @@ def test_one_capture_is_ended_until_its_space_is_freed(
         assert b.end_reason and not c.end_reason
 
 
-@pytest.mark.expect_log("the capture is ended")
+@pytest.mark.expect_log("the capture is aborted")
 def test_failed_end_is_retried_by_one_thread_at_a_time(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:

@@ -606,7 +606,7 @@ def test_vault_directory_is_private_and_exclusive(tmp_path: pathlib.Path) -> Non
             with vault_files.locked(folder):
                 pass
     folder.chmod(0o755)
-    with pytest.raises(errors.Unusable, match="others"):
+    with pytest.raises(errors.Unusable, match="other users"):
         with vault_files.locked(folder):
             pass
 
