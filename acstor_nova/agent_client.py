@@ -131,7 +131,7 @@ def _denied(path: str) -> str:
     try:
         found = os.stat(path)
     except OSError:
-        return f"permission denied: {words}, and may not enter the folder of that socket"
+        return f"permission denied: {words}, and cannot access the folder of that socket"
     owner, group = compute_user.user_name(found.st_uid), compute_user.group_name(found.st_gid)
     return (
         f"permission denied: the socket is for user {owner} and group {group} (mode "

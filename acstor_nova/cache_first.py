@@ -62,7 +62,7 @@ def policy_of(instance: Any) -> Policy | None:
 def _parse_limit(what: str, text: str, most_s: int) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(most_s))
     if not is_number or not 1 <= int(text) <= most_s:
-        raise ValueError(f"{what} is {text[:40]!r}: give whole seconds from 1 to {most_s}")
+        raise ValueError(f"{what} is {text[:40]!r}: set whole seconds from 1 to {most_s}")
     return int(text)
 
 
@@ -108,6 +108,6 @@ def _fill_of(agent: agent_client.AgentClient, image_id: str) -> Mapping[str, Any
 
 
 def _why(fill: Mapping[str, Any], limit_s: float) -> str:
-    state, why = fill.get("state") or "not filled", fill.get("why") or "no reason is known"
+    state, why = fill.get("state") or "not filled", fill.get("why") or "no reason was reported"
     share = f"{fill.get('cached_share') or 0.0:.0%} are cached"
     return f"it is not fully cached within {limit_s:g} s: {state}, {share} ({why})"

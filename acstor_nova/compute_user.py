@@ -69,7 +69,9 @@ def account(name: str) -> User:
     try:
         found = pwd.getpwnam(name)
     except KeyError as e:
-        raise errors.Unusable("--user", f"there is no user {name}", "Name nova-compute's") from e
+        raise errors.Unusable(
+            "--user", f"there is no user {name}", "Use that of nova-compute"
+        ) from e
     groups = frozenset(os.getgrouplist(name, found.pw_gid))
     return User(name, found.pw_uid, found.pw_gid, groups)
 

@@ -114,20 +114,22 @@ class HostContext:
         :raises NotEligibleError: it has to be downloaded
         """
         if self.nova.base_name(image_id) != os.path.basename(link):
-            raise NotEligibleError(_REASONS.OTHER_NAME, f"Nova asks for it as {link}")
+            raise NotEligibleError(
+                _REASONS.OTHER_NAME, f"Nova requests it under another name, {link}"
+            )
         if trusted_certs or self.nova.conf.glance.verify_glance_signatures:
-            raise NotEligibleError(_REASONS.SIGNED, "its signature is to be verified")
+            raise NotEligibleError(_REASONS.SIGNED, "its signature must be verified")
         image = self.nova.get_image(context, image_id)
         if image is not None:
             _check_eligible(image)
         stored = self._ensure(image_id, image)
         if image is None:
-            LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
+            LOG.info("image %s: Glance returned no record of it; the agent has its map", image_id)
             image = image_record.Image(disk_format=stored.disk_format, size_bytes=stored.size_bytes)
         recorded = agent_client.Stored(image.disk_format, image.size_bytes)
         # Agents read a conversion of other formats, which is bound to the image by its hash.
         if recorded != stored and not image.is_convertible:
-            why = f"Glance has {recorded}, the agent's map is of {stored}"
+            why = f"Glance has {recorded}, the agent's map is for {stored}"
             raise NotEligibleError(_REASONS.RECORD_DIFFERS, why)
         path = self.mirror_path(image_id)
         try:
@@ -138,7 +140,7 @@ class HostContext:
         self.nova.inspect(image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
-        LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
+        LOG.info("image %s: %s links to the mirror %s", image_id, link, path)
         return image
 
     def _ensure(self, image_id: str, image: image_record.Image | None) -> agent_client.Stored:
@@ -168,7 +170,7 @@ class HostContext:
                 raise
             if disks := self.disks_on(self.base_path(image_id)):
                 raise self.nova.cannot_start(
-                    f"image {image_id}: {e.why}. These disks lie on the former bytes: "
+                    f"image {image_id}: {e.why}. These disks are based on the former bytes: "
                     f"{', '.join(disks)}. Use another host, or another id"
                 ) from e
             LOG.info("image %s: %s; the former bytes are dropped", image_id, e.why)
@@ -261,7 +263,7 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_cancelled: bool 
                 instance_id, host.timeouts.power_off_s, is_cancelled=is_cancelled
             )
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
-            may = "fail for a minute" if is_cancelled else "delay its end"
+            may = "fail for a minute" if is_cancelled else "delay its power-off"
             LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)
 
 

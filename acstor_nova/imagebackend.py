@@ -167,7 +167,7 @@ class MirrorBase:
         try:
             text = self._instance.system_metadata.get(NOTE, "")
         except Exception as e:  # Nova may have to read its database
-            LOG.info("image %s: which bytes it had is not known: %s", image_id, e)
+            LOG.info("image %s: its recorded hash cannot be read: %s", image_id, e)
             return _UNKNOWN
         noted_id, algo, value = (*text.split(), "", "", "")[:3]
         return image_record.parse_os_hash(algo, value) if noted_id == image_id else _UNKNOWN
@@ -212,7 +212,7 @@ class MirrorBase:
                 return None
             image_id = self._image_ref
         if image_id is not None and not os.path.exists(base):
-            LOG.info("%s is not there; it is made again", base)
+            LOG.info("%s is missing; recreating it", base)
             os.makedirs(os.path.dirname(base), exist_ok=True)
             mirror_link.make_link(self.host.mirror_path(image_id), base)
         return image_id

@@ -126,7 +126,7 @@ def _what_is_wrong(seam: NovaHook) -> str:
             getattr, seam.name.split("."), importlib.import_module(seam.module)
         )
     except (ImportError, AttributeError):
-        return "is not there"
+        return "does not exist"
     if seam.parameters is not None:
         parameters = tuple(inspect.signature(found).parameters)
         if parameters != seam.parameters:

@@ -207,7 +207,7 @@ def _register_precache(module: ModuleType) -> None:
         nova_hooks.check_hooks(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
         cached = importlib.import_module("nova.virt.libvirt.imagecache").get_cache_fname("image")
         if cached != base_name("image"):
-            raise ValueError(f"Nova's image cache names its files otherwise: {cached}")
+            raise ValueError(f"Nova's image cache names its files differently: {cached}")
     except Exception as e:
         LOG.error("acstor does not serve requests to cache images: %s", e)
         return

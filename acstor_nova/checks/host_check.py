@@ -89,7 +89,7 @@ def check_user(user: compute_user.User, guards: frozenset[int]) -> CheckResult:
     what, ours = "checked as", compute_user.current_user()
     if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
         detail = f"{ours.name}, groups {compute_user.names_of(ours.groups)}; nova-compute is {user}"
-        remedy = "Run this command as root: it then looks with the rights of nova-compute."
+        remedy = "Run this command as root: it then checks with the rights of nova-compute."
         return CheckResult(what, Level.WARNING, detail, remedy)
     with contextlib.suppress(errors.Unusable):
         missing = (compute_user.account(user.name).groups - user.groups) & guards
@@ -114,17 +114,17 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[CheckResult]:
             yield CheckResult(what, Level.ERROR, f"it is {shown}", remedy)
     yield _images_type(conf)
     for stray in common_conf.unknown(conf, nova_conf.list_opts()):
-        remedy = f"Write {stray.nearest}." if stray.nearest else "Take it out."
+        remedy = f"Write {stray.nearest}." if stray.nearest else "Remove it."
         yield CheckResult("options", Level.WARNING, str(stray), remedy)
 
 
 def _images_type(conf: cfg.ConfigOpts) -> CheckResult:
     what, found = "[libvirt] images_type", conf.libvirt.images_type
     if found is None:
-        return CheckResult(what, Level.OK, f"{nova_conf.NAME}, for no file names another")
+        return CheckResult(what, Level.OK, f"{nova_conf.NAME}, because no file sets another")
     if found == nova_conf.NAME:
         return CheckResult(what, Level.OK, found)
-    return CheckResult(what, Level.ERROR, f"it is {found}", "Take that line out of nova.conf.")
+    return CheckResult(what, Level.ERROR, f"it is {found}", "Remove that line from nova.conf.")
 
 
 def _nova() -> CheckResult:
@@ -137,7 +137,9 @@ def _nova() -> CheckResult:
         remedy = "Install acstor[nova] where Nova is installed, and run this command there."
         return CheckResult("nova", Level.ERROR, "Nova is not installed in this environment", remedy)
     except errors.UnsupportedNova as e:
-        remedy = "Nova works as with images_type = qcow2. Install an acstor that knows this Nova."
+        remedy = (
+            "Nova works as with images_type = qcow2. Install an acstor that supports this Nova."
+        )
         return CheckResult("nova", Level.ERROR, str(e), remedy)
     try:
         nova_hooks.check_snapshot_hooks(version)
@@ -154,9 +156,9 @@ def _libraries() -> CheckResult:
             importlib.import_module(module)
     except ModuleNotFoundError as e:
         remedy = f"Install {e.name} in the environment of nova-compute, and restart that."
-        detail = f"acstor is not used, for there is no module {e.name}"
+        detail = f"acstor is not used, because there is no module {e.name}"
         return CheckResult(what, Level.ERROR, detail, remedy)
-    return CheckResult(what, Level.OK, "all are there")
+    return CheckResult(what, Level.OK, "all are installed")
 
 
 def _guards(conf: cfg.ConfigOpts) -> frozenset[int]:
@@ -176,26 +178,26 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[CheckResul
             ).agent_status()
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         is_denied = isinstance(e.__cause__, PermissionError)
-        remedy = NOT_LET_IN if is_denied else "Is acstor-agent running? Look at its log."
+        remedy = NOT_LET_IN if is_denied else "Is acstor-agent running? See its log."
         yield CheckResult("agent", Level.ERROR, str(e), remedy)
         return
     yield CheckResult("agent", Level.OK, f"{own.control_socket}, worker {status['worker_pid']}")
     if status["mount_point"] != own.mount_point:
-        detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
-        yield CheckResult("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
+        detail = f"the agent mounts {status['mount_point']}, nova.conf has {own.mount_point}"
+        yield CheckResult(
+            "mount_point", Level.ERROR, detail, "Set the same [acstor] mount_point in both."
+        )
     yield from agent_health.check_health(status)
     yield from image_fill.check_status(status, image_fill.find_instances(conf))
 
 
 def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> CheckResult:
     point = conf.acstor.mount_point
-    remedy = "Start acstor-agent; if it runs, look at its log."
+    remedy = "Start acstor-agent; if it runs, see its log."
     mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
     types = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in mounts}
     if types.get(os.path.realpath(point)) != FS_TYPE:
-        return CheckResult(
-            "mirror", Level.ERROR, f"nothing of acstor is mounted on {point}", remedy
-        )
+        return CheckResult("mirror", Level.ERROR, f"no acstor mirror is mounted on {point}", remedy)
     try:
         os.statvfs(point)
     except OSError as e:
@@ -204,7 +206,7 @@ def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) ->
         may_look = os.access(point, os.R_OK | os.X_OK, effective_ids=True)
     if not may_look:
         group = compute_user.group_name(os.stat(point).st_gid)
-        detail = f"{point} is for root and group {group}, and {user} may not look into it"
+        detail = f"{point} is for root and group {group}, and {user} may not read it"
         return CheckResult("mirror", Level.ERROR, detail, NOT_IN_GROUP)
     return CheckResult("mirror", Level.OK, point)
 
@@ -217,14 +219,14 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[CheckResult]:
             image_id = mirror_link.image_of(str(path))
             links += image_id is not None
             if image_id is not None and not _is_there(path):
-                detail = f"{path} leads to {os.readlink(path)}, which is not there"
+                detail = f"{path} links to {os.readlink(path)}, which does not exist"
                 remedy = (
-                    "It is mended when an instance of the image starts; if Glance has the image no "
-                    "more and no instance uses it, delete the link."
+                    "It is restored when an instance of the image starts; if Glance no longer has "
+                    "the image and no instance uses it, delete the link."
                 )
                 yield CheckResult("image cache", Level.WARNING, detail, remedy)
     except OSError as e:
-        remedy = "Run this command as a user who may read it."
+        remedy = "Run this command as a user with read access."
         if e.errno == errno.ENOTCONN:
             remedy = "The mirror is dead: start acstor-agent, and reboot the servers that use it."
         yield CheckResult("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
@@ -258,7 +260,7 @@ def _kernel(root: pathlib.Path) -> CheckResult:
     release = (root / "proc/sys/kernel/osrelease").read_text().strip()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if numbers < RESEND_KERNEL:
-        detail = f"Linux {release}: requests of guests go through one process more"
+        detail = f"Linux {release}: requests of guests pass through one more process"
         return CheckResult("kernel", Level.WARNING, detail, "Use Linux 6.9 or newer.")
     return CheckResult("kernel", Level.OK, release)
 

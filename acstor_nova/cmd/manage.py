@@ -49,7 +49,7 @@ def _disable(options: argparse.Namespace) -> int:
     status = _print_result(options, enable.disable(options.folder, is_trial=options.check))
     left = enable.find_other_settings(host_check.load_conf(options.config_file), options.folder)
     for line in left:
-        print(f"acstor-nova-manage: take this line out yourself: {line}", file=sys.stderr)
+        print(f"acstor-nova-manage: remove this line yourself: {line}", file=sys.stderr)
     return 1 if left else status
 
 
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     added = _command(
-        commands, "check", _check, "look at this host and say what keeps Nova from using acstor"
+        commands, "check", _check, "check this host and report what prevents Nova from using acstor"
     )
     added.add_argument(
         "--user",

@@ -57,7 +57,7 @@ def create_newest(
     """Create the disk of a server's newest usable checkpoint; return when that was taken."""
     own = host.nova.conf.acstor
     asked = decision_client.DecisionClient(own.decision_url, own.ca_file, context.auth_token or "")
-    failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
+    failure: errors.AcstorError = errors.Unusable("checkpoints", "the server has none")
     for checkpoint in asked.newest_checkpoints(instance_id):
         try:
             recovery = asked.checkpoint_recovery(checkpoint.checkpoint_id)
@@ -71,7 +71,7 @@ def create_newest(
             LOG.warning("checkpoint %s of %s: %s", checkpoint.checkpoint_id, checkpoint.taken_at, e)
             failure = e
         else:
-            LOG.info("%s is as it was at %s", path, checkpoint.taken_at)
+            LOG.info("%s has the data of %s", path, checkpoint.taken_at)
             return checkpoint.taken_at
     raise failure
 
@@ -131,7 +131,7 @@ def _create_disk(
         try:
             processutils.execute(*create, path, str(size_bytes), timeout=CREATE_S)
         except (processutils.ProcessExecutionError, OSError) as e:
-            raise errors.Unusable(path, f"it cannot be made: {e}") from e
+            raise errors.Unusable(path, f"it cannot be created: {e}") from e
     finally:
         _disks_in_progress.discard(recovery.checkpoint_id)
 
@@ -164,7 +164,7 @@ def wait_for_image(host: host_context.HostContext, image_id: str, path: str) -> 
     """Wait until the image beneath a checkpoint can be read; restore a missing link."""
     base = host.base_path(image_id)
     if not os.path.lexists(base) and local_file.backing_of(path) == base:
-        LOG.info("%s is not there; it is made again", base)
+        LOG.info("%s is missing; recreating it", base)
         os.makedirs(os.path.dirname(base), exist_ok=True)
         mirror_link.make_link(host.mirror_path(image_id), base)
     if mirror_link.image_of(base) == image_id:

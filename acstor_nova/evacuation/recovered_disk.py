@@ -32,7 +32,7 @@ def rebase_disk(host: host_context.HostContext, path: str) -> None:
         OSError,
         ValueError,
     ) as e:
-        why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
+        why = f"{path} may lack data of its checkpoint, and cannot be rebased to it: {e}"
         raise host.nova.cannot_start(why) from e
 
 
@@ -53,14 +53,14 @@ def why_unmovable(host: host_context.HostContext, instance_id: str) -> str:
     try:
         checkpoint_id = recovery_marker.read(path)
     except (OSError, ValueError) as e:
-        return f"nobody can tell whether {path} lacks some of a checkpoint: {e}"
+        return f"it is unknown whether {path} lacks data of a checkpoint: {e}"
     return move_refusal_text(checkpoint_id) if checkpoint_id else ""
 
 
 def move_refusal_text(checkpoint_id: str) -> str:
     """Return the text for a refused migration."""
     return (
-        f"its disk lies on checkpoint {checkpoint_id}, which is on the host that it "
-        "was recovered on. acstor-checkpointd copies that into the disk there, which takes some "
-        "minutes for each 10 GiB from when acstor-agent-ctl says that all is there. Move it then"
+        f"its disk depends on checkpoint {checkpoint_id}, which is on the host that recovered "
+        "it. acstor-checkpointd copies that into the disk there, which takes some minutes for "
+        "each 10 GiB once acstor-agent-ctl shows the checkpoint as complete. Move the server then"
     )

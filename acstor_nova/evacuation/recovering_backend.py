@@ -103,7 +103,7 @@ class RecoveringBase:
                 self.host, evacuated.instance_id, evacuated.context, self.path, size_bytes
             )
         except errors.AcstorError as e:
-            why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
+            why = f"instance {evacuated.instance_id} cannot be recovered from a checkpoint: {e}"
             if own.recover == "required" or checkpoint_disk.is_delayed(e):
                 raise self.host.nova.cannot_start(why) from e
             LOG.warning("%s; starting from its image, since [acstor] recover is preferred", why)

@@ -101,7 +101,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
                 snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
                 return snapshot.create_image(self.path, snapshot_name)
             except Exception as e:
-                why = f"snapshot {image_id} is not made of a delta: {e}"
+                why = f"snapshot {image_id} is not made from a delta: {e}"
                 self.host.record_fallback(base, _reason(e), why)
         return super().direct_snapshot(  # type: ignore[misc]
             context, snapshot_name, image_format, image_id, base_image_id
@@ -168,14 +168,14 @@ class Snapshot:
         try:
             self._pending.hooks.update_image(self._context, self._image_id, said)
         except Exception as e:
-            LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
+            LOG.info("image %s: its parent image was not recorded: %s", self._image_id, e)
 
     def _check(self) -> None:
         libvirt = self._host.nova.conf.libvirt
         if self._format not in FORMATS:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, f"its format is {self._format}")
         if self._format == "qcow2" and libvirt.snapshot_compression:
-            raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, "it is to be compressed")
+            raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, "it must be compressed")
         if self._pending.is_suspended:  # the guest is down meanwhile
             raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
 
@@ -197,7 +197,7 @@ class Snapshot:
         zero_map = self._host.agent.zero_map(self._base)
         if zero_map.os_hash == chunk_map.UNKNOWN_OS_HASH:
             # Image IDs may be reused: the hash identifies the disk's image.
-            raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
+            raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not report its base's hash")
         with self._pending.hooks.disk_semaphore(), open(disk_path, "rb") as file:
             body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, zero_map)
             LOG.info(
@@ -217,10 +217,14 @@ class Snapshot:
         except Exception as e:
             if not self._is_active():
                 raise
-            LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
+            LOG.info(
+                "image %s is complete, though the gateway's last answer was lost: %s",
+                self._image_id,
+                e,
+            )
         else:
             took_s = time.monotonic() - began_s
-            words = "image %s: %d bytes were made of this delta in %.1f s"
+            words = "image %s: %d bytes were made from this delta in %.1f s"
             LOG.info(words, self._image_id, size, took_s)
 
     def _is_active(self) -> bool:

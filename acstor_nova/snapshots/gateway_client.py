@@ -112,12 +112,12 @@ class GatewayClient:
             until_s = time.monotonic() + within_s
             for line in self._lines(answer):
                 if time.monotonic() > until_s:
-                    raise TimeoutError(f"it was not done within {within_s:.0f} s")
+                    raise TimeoutError(f"it did not finish within {within_s:.0f} s")
                 if line.error is not None:
                     raise errors.GatewayRefused(answer.status_code, line.error.message)
                 if line.state == _DONE:
                     return line.size
-        raise errors.GatewayUnreachable(self._url, "it closed the connection before it was done")
+        raise errors.GatewayUnreachable(self._url, "it closed the connection before it finished")
 
     @contextlib.contextmanager
     def _asked(
@@ -170,7 +170,7 @@ class _TimedBody:
         until_s = time.monotonic() + self._within_s
         for piece in self._body:
             if time.monotonic() > until_s:
-                raise TimeoutError(f"it did not take the delta within {self._within_s:.0f} s")
+                raise TimeoutError(f"it did not receive the delta within {self._within_s:.0f} s")
             yield piece
 
 

@@ -134,7 +134,7 @@ def test_server_without_a_checkpoint_starts_empty_only_if_preferred(cluster, rec
         cluster.client.evacuate_server(server.id, host=first.name)
         server.wait("ERROR")
         fault = cluster.client.get_server(server.id).fault
-        assert "checkpoints: it has none" in str(fault)
+        assert "checkpoints: the server has none" in str(fault)
         with recovery.used_by(first, recover="preferred"):
             nova_moves.evacuate(cluster, other, first)
             assert other.lies_on_mirror()

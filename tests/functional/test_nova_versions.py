@@ -215,7 +215,7 @@ def test_unknown_version_is_refused_and_nova_starts_without_acstor(copy):
     ("seam", "damage", "why"),
     [
         ("virt/libvirt/imagebackend.py", "Image.cache = lambda self, fetch: None", "takes"),
-        ("virt/images.py", "del do_image_deep_inspection", "is not there"),
+        ("virt/images.py", "del do_image_deep_inspection", "does not exist"),
     ],
 )
 def test_changed_hook_is_refused_and_nova_starts_without_acstor(copy, seam, damage, why):

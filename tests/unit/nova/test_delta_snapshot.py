@@ -207,8 +207,8 @@ def test_unannounced_snapshot_is_made_by_nova(nova, gateway):
     assert not gateway.asked
 
 
-@pytest.mark.expect_log(r"not made of a delta: its format is vmdk \[snapshot-format")
-@pytest.mark.expect_log(r"not made of a delta: it is to be compressed \[snapshot-format")
+@pytest.mark.expect_log(r"not made from a delta: its format is vmdk \[snapshot-format")
+@pytest.mark.expect_log(r"not made from a delta: it must be compressed \[snapshot-format")
 def test_other_formats_and_compression_are_made_by_nova(nova, agent, gateway):
     assert nova.is_made_as_ever(image_format="vmdk") == {R.SNAPSHOT_FORMAT: 1}
     nova.conf.set_override("snapshot_compression", True, group="libvirt")
@@ -294,7 +294,7 @@ def test_unreachable_agent_leaves_the_snapshot_to_nova(nova, gateway):
     assert not gateway.composed
 
 
-@pytest.mark.expect_log(r"the agent does not tell its base's hash \[agent-refused")
+@pytest.mark.expect_log(r"the agent does not report its base's hash \[agent-refused")
 @pytest.mark.expect_log(r"no such image \[agent-refused")
 def test_missing_hash_from_the_agent_leaves_the_snapshot_to_nova(nova, agent, gateway):
     older = {key: value for key, value in ZEROS.items() if not key.startswith("os_hash")}

@@ -277,7 +277,7 @@ def too_many(nova, api):
 FAULTS = {
     away: "Connection",
     refused: r"you may not \(HTTP 403\)",
-    none: "checkpoints: it has none",
+    none: "checkpoints: the server has none",
     nonsense: "recursion",
     endless: "takes more than 1048576 bytes",
     too_many: "length <= 10",
@@ -315,7 +315,7 @@ def test_failed_disk_creation_fails_the_evacuation(nova, agent, monkeypatch):
 
 
 def test_live_migration_of_a_disk_on_a_checkpoint_is_refused(nova, agent):
-    with pytest.raises(nova_backend.CannotStartError, match="Move it then"):
+    with pytest.raises(nova_backend.CannotStartError, match="Move the server then"):
         nova.spawn(filename=f"{NEW}.qcow2")
 
 
@@ -336,7 +336,7 @@ def test_agent_is_notified_of_a_power_off_on_a_checkpoint(nova, agent):
 def test_start_without_the_checkpoint_on_this_host_is_refused(nova, agent):
     made = evacuate(nova)
     agent.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": []})
-    with pytest.raises(nova_backend.CannotStartError, match="on the host that it was recovered on"):
+    with pytest.raises(nova_backend.CannotStartError, match="on the host that recovered it"):
         made.libvirt_info("none")
 
 
@@ -375,7 +375,7 @@ def test_marked_disk_does_not_start_when_the_rebase_fails(nova, agent, monkeypat
         raise OSError("no space left")
 
     monkeypatch.setattr(checkpoint_disk.processutils, "execute", fail)
-    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+    with pytest.raises(nova_backend.CannotStartError, match="may lack data of its checkpoint"):
         made.libvirt_info("none")
 
 
@@ -399,7 +399,7 @@ def test_snapshot_fails_when_a_marked_disk_cannot_be_rebased(nova, agent):
     nova.stock.direct_snapshot = lambda self: pytest.fail("a snapshot was made")
     made = marked(nova, agent)
     os.unlink(made.path)
-    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+    with pytest.raises(nova_backend.CannotStartError, match="may lack data of its checkpoint"):
         made.direct_snapshot()
 
 
@@ -439,14 +439,14 @@ def test_marked_disk_makes_a_server_unmovable(nova, agent):
     assert f"checkpoint {NEW}" in recovered_disk.why_unmovable(nova.host, INSTANCE)
     with open(made.path + recovery_marker.ENDING, "w") as file:
         file.write("?")
-    assert "nobody can tell" in recovered_disk.why_unmovable(nova.host, INSTANCE)
+    assert "it is unknown whether" in recovered_disk.why_unmovable(nova.host, INSTANCE)
 
 
 def test_damaged_mark_prevents_a_start_and_keeps_the_disk(nova, agent):
     made = nova.spawn()
     with open(made.path + recovery_marker.ENDING, "w") as file:
         file.write("?")
-    with pytest.raises(nova_backend.CannotStartError, match="may lack some of its checkpoint"):
+    with pytest.raises(nova_backend.CannotStartError, match="may lack data of its checkpoint"):
         made.libvirt_info("none")
     checkpoint_disk.drop_unused(nova.host, set())
     assert not asked(agent, control_wire.DropDisk)

@@ -82,9 +82,9 @@ def test_refusal_has_the_gateways_message(gateway, client):
         (
             [gateway_server.UPLOADING, {"more": 1}],
             UNREACHABLE,
-            "it closed the connection before it was done",
+            "it closed the connection before it finished",
         ),
-        ([], UNREACHABLE, "it closed the connection before it was done"),
+        ([], UNREACHABLE, "it closed the connection before it finished"),
         (["hello"], UNREACHABLE, "invalid answer"),
         ([[1]], UNREACHABLE, "invalid answer"),
         (["x" * (1 << 20)], UNREACHABLE, "invalid answer"),
@@ -164,7 +164,7 @@ def test_response_without_pauses_has_a_deadline():
     with dripping_server.serve(pieces) as server:
         client = gateway_client.GatewayClient(f"http://{server.address}", "", limits=limits)
         began_s = time.monotonic()
-        with pytest.raises(UNREACHABLE, match="it was not done within 2 s"):
+        with pytest.raises(UNREACHABLE, match="it did not finish within 2 s"):
             client.flatten_image(IMAGE, "raw", Body(), gateway_client.SLOWEST_BYTES_S)
         assert 1.9 < time.monotonic() - began_s < 12.0
 
@@ -178,7 +178,7 @@ def test_slow_upload_has_a_deadline():
         thread = threading.Thread(target=take_slowly, args=(server, ended))
         thread.start()
         began_s = time.monotonic()
-        with pytest.raises(UNREACHABLE, match="did not take the delta within 2 s"):
+        with pytest.raises(UNREACHABLE, match="did not receive the delta within 2 s"):
             client.flatten_image(IMAGE, "raw", LongBody(), gateway_client.SLOWEST_BYTES_S)
         assert 1.9 < time.monotonic() - began_s < 12.0
         ended.set()

@@ -396,4 +396,4 @@ def test_failing_power_off_report_does_not_block_the_power_off(nova, caplog):
             agent.answers[control_wire.PowerOff] = answer
             host_context.notify_power_off(nova.host, INSTANCE)
     host_context.notify_power_off(nova.host, INSTANCE)
-    assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its end") == 3
+    assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its power-off") == 3
