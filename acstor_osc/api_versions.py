@@ -18,8 +18,8 @@ def parse(text: str) -> str:
     wanted = MAJOR if text == NEWEST else text
     if wanted not in (MAJOR, *KNOWN):
         raise exceptions.CommandError(
-            f"{OPTION} {text[:32]}: this client knows {KNOWN[0]} to {KNOWN[-1]}, and {NEWEST}. A "
-            "later one needs a later acstor[osc]"
+            f"{OPTION} {text[:32]}: this client supports {KNOWN[0]} to {KNOWN[-1]}, and {NEWEST}. "
+            "A later one needs a later acstor[osc]"
         )
     return wanted
 
@@ -34,7 +34,7 @@ def version_to_send(asked: str, needed: str) -> str:
         return needed
     if _number(asked) < _number(needed):
         raise exceptions.CommandError(
-            f"this needs version {needed} of the acstor API, and {OPTION} asks for {asked}"
+            f"this needs version {needed} of the acstor API, but {OPTION} is {asked}"
         )
     return asked
 

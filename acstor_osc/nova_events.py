@@ -48,7 +48,7 @@ def _events(action: Any, events: Any, end_at_s: float) -> list[boot_chart.Event]
             found.append(boot_chart.Event(what, from_s, max(from_s, to_s)))
     found.sort(key=lambda event: event.from_at_s)
     first_s = found[0].from_at_s if found else asked_s
-    asked = boot_chart.Event(f"{action.action} asked", asked_s, max(asked_s, first_s))
+    asked = boot_chart.Event(f"{action.action} requested", asked_s, max(asked_s, first_s))
     return [asked, *found[:MOST]]
 
 

@@ -27,7 +27,7 @@ def check_api_version(version: str) -> bool:
         version == api_versions.NEWEST
     ):  # openstackclient would look for a command group of this name
         raise exceptions.CommandError(
-            f"acstor_api_version: write {api_versions.MAJOR} in clouds.yaml, which means the "
+            f"acstor_api_version: set {api_versions.MAJOR} in clouds.yaml, which means the "
             "newest; "
             f"{api_versions.NEWEST} is for {api_versions.OPTION} alone"
         )
@@ -43,7 +43,7 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
         metavar="<version>",
         default=DEFAULT_API_VERSION,
         help=f"version of the acstor API, {api_versions.KNOWN[0]} to {api_versions.KNOWN[-1]} or "
-        f"{api_versions.NEWEST} (default: the newest that client and service know)",
+        f"{api_versions.NEWEST} (default: the newest that client and service support)",
     )
     return parser
 

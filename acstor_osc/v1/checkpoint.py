@@ -148,7 +148,7 @@ def _server_id(manager: Any, name: str) -> str:
     try:
         return ids.parse_image_id(name)
     except ValueError:
-        raise exceptions.CommandError(f"Nova shows you no server {name}") from None
+        raise exceptions.CommandError(f"Nova has no server {name} that you may see") from None
 
 
 def _id(text: str) -> str:

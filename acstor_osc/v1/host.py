@@ -110,7 +110,9 @@ class _SetDrained(_HostCommand):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        return command_arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
+        return command_arguments.with_wait(
+            parser, WAIT_S, "the current v-node table has the change"
+        )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         api = client.client_of(self)
@@ -218,7 +220,7 @@ def _fingerprint(text: str) -> str:
 def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
     user = f"user {enrolment['user_id']}" if enrolment["user_id"] else "any user who may enrol"
     if fingerprint:
-        return f"the key that --fingerprint names, of {user}"
+        return f"the key of --fingerprint, of {user}"
     if enrolment["fingerprint"]:
         return (
             f"the first request: key {enrolment['fingerprint']}, of {user}, from "

@@ -98,7 +98,9 @@ def _images(counts: Mapping[str, Any] | None) -> str:
         return "Glance does not answer"
     shown = [f"{counts['ready']} ready"]
     shown += [f"{counts[name]} {name}" for name in ("preparing", "failed") if counts[name]]
-    lines = [", ".join(shown) + ("" if counts["is_complete"] else ", among the first of them")]
+    lines = [
+        ", ".join(shown) + ("" if counts["is_complete"] else ", counted in the first images only")
+    ]
     if counts["unsupported_total"]:
         lines.append(f"{counts['unsupported_total']} unsupported:")
         lines += [f"    {times}: {why}" for why, times in counts["unsupported"].items()]

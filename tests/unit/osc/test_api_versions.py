@@ -52,7 +52,7 @@ def test_command_works_with_every_supporting_version(asked, run, later):
 
 
 def test_command_refuses_a_version_that_is_too_early(run, later):
-    with pytest.raises(exceptions.CommandError, match=r"needs version 1\.1 .* for 1\.0"):
+    with pytest.raises(exceptions.CommandError, match=r"needs version 1\.1 .* is 1\.0"):
         run("1.0", NeedsMore)
 
 
@@ -70,7 +70,7 @@ def test_unknown_version_is_refused(text, capsys):
     parser = plugin.build_option_parser(argparse.ArgumentParser())
     with pytest.raises(SystemExit):
         parser.parse_args([api_versions.OPTION, text])
-    assert "this client knows 1.0 to 1.0, and latest" in capsys.readouterr().err
+    assert "this client supports 1.0 to 1.0, and latest" in capsys.readouterr().err
     with pytest.raises(exceptions.CommandError, match="needs a later acstor"):
         plugin.check_api_version(text)  # from clouds.yaml
 
@@ -80,7 +80,7 @@ def test_latest_means_the_newest_common_version():
     assert parser.parse_args([api_versions.OPTION, "latest"]).os_acstor_api_version == "1"
     assert parser.parse_args([]).os_acstor_api_version == "1"
     assert plugin.check_api_version("1") and plugin.check_api_version("1.0")
-    with pytest.raises(exceptions.CommandError, match=r"write 1 in clouds\.yaml"):
+    with pytest.raises(exceptions.CommandError, match=r"set 1 in clouds\.yaml"):
         plugin.check_api_version("latest")
 
 
@@ -91,5 +91,5 @@ def test_client_uses_the_requested_version(later):
         interface=None,
         _api_version={"acstor": "1.0"},
     )
-    with pytest.raises(exceptions.CommandError, match=r"asks for 1\.0"):
+    with pytest.raises(exceptions.CommandError, match=r"is 1\.0"):
         plugin.make_client(given).require_version("1.8")

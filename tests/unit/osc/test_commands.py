@@ -202,7 +202,7 @@ def test_allow_names_the_trusted_key_and_user(
     shown = fields(run(host.AllowHost, "h9"))
     assert shown["trusts"].startswith("the next request for this name: any key, of any user")
     told = fields(run(host.AllowHost, "h9", "--fingerprint", "AB:" * 31 + "AB", "--user", "u9"))
-    assert told["trusts"] == "the key that --fingerprint names, of user u9"
+    assert told["trusts"] == "the key of --fingerprint, of user u9"
     assert told["enrolment"].machine_readable()["fingerprint"] == "ab" * 32
     rows = {row["Host"]: row for row in table(run(host.ListHost))}
     assert (rows["h9"]["Waiting Key"], rows["h0001"]["Waiting Key"]) == ("ab" * 32, "")
@@ -708,7 +708,7 @@ def test_boot_timeline_begins_with_the_request_to_nova(run, store, sdk, capsys):
     run(server.ShowServerTimeline, "web")
     shown = capsys.readouterr().out
     assert "Host h0001" in shown and "boot image: ready" in shown
-    assert "Nova: start asked" in shown and "Nova: start_instance" in shown
+    assert "Nova: start requested" in shown and "Nova: start_instance" in shown
     assert "create" not in shown and "reboot" not in shown
     assert re.search(r"Nova: until it asked the agent +12\.25 ", shown)
     assert re.search(r"until the last read +32\.25", shown)
@@ -716,7 +716,7 @@ def test_boot_timeline_begins_with_the_request_to_nova(run, store, sdk, capsys):
     run(server.ShowServerTimeline, "web", "--json")
     told = json.loads(capsys.readouterr().out)
     assert told["host"] == "h0001" and told["timeline"]["reads"] == 7
-    assert [event["what"] for event in told["nova"]] == ["start asked", "start_instance"]
+    assert [event["what"] for event in told["nova"]] == ["start requested", "start_instance"]
 
 
 @pytest.mark.parametrize(
