@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
@@ -137,15 +136,22 @@ class NovaClient:
     def metadata_on(self, host: str) -> dict[str, Mapping[str, Any]]:
         """Return the metadata of all servers on a host, by server ID."""
         found: dict[str, Mapping[str, Any]] = {}
-        try:
-            for page in self._pages(host, host=host, all_tenants="1"):
-                found |= {
+        wanted = {"host": host, "all_tenants": "1"}
+        for _ in range(MAX_PAGES):
+            answer = self._get("/servers/detail", host, **wanted) or {}
+            try:
+                page = answer["servers"]
+                its = {
                     str(server["id"]): dict(server["metadata"])
                     for server in page
                     if _host_of(server) == host
                 }
-        except _ODD as e:
-            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+            except _ODD as e:
+                raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+            found |= its
+            if not answer.get("servers_links"):
+                break
+            wanted["marker"] = str(page[-1]["id"])
         return found
 
     def is_image_used(
@@ -153,29 +159,20 @@ class NovaClient:
     ) -> bool:
         """Return whether a server of the image is on acstor's hosts, or has a task anywhere."""
         wanted = {"image": image_id, "all_tenants": "1", "limit": str(PAGE)}
-        try:
-            for page in self._pages(requester, **wanted):
+        for _ in range(MAX_PAGES):
+            answer = self._get("/servers/detail", requester, **wanted) or {}
+            try:
+                page = answer["servers"]
                 # Nova ignores a filter that a user may not use.
                 its = [server for server in page if (server["image"] or {}).get("id") == image_id]
                 if any(server[_TASK] or is_member(_host_of(server)) for server in its):
                     return True
-        except _ODD as e:
-            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+                if not answer.get("servers_links"):
+                    break
+                wanted["marker"] = str(page[-1]["id"])
+            except _ODD as e:
+                raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
         return False
-
-    def _pages(self, requester: str, **wanted: str) -> Iterator[list[dict[str, Any]]]:
-        markers: list[str] = []
-        for _ in range(MAX_PAGES):
-            after = {"marker": markers[-1]} if markers else {}
-            answer = self._get("/servers/detail", requester, **wanted, **after)
-            if answer is None and markers:  # the server was deleted meanwhile
-                markers.pop()
-                continue
-            page = (answer or {})["servers"]
-            yield page
-            if not (answer or {}).get("servers_links"):
-                return
-            markers = [str(server["id"]) for server in page]
 
     def _get(self, path: str, requester: str = "", **query: str) -> dict[str, Any] | None:
         try:
@@ -193,8 +190,7 @@ class NovaClient:
     def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
         try:
             answer = self._opened().get(path, params=query, raise_exc=False)
-            is_marker_gone = answer.status_code == 400 and "marker" in query
-            if answer.status_code == 404 or is_marker_gone:
+            if answer.status_code == 404:
                 return None
             if answer.status_code != 200:
                 raise NovaUnreachable(f"HTTP {answer.status_code}")

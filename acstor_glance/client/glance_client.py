@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Glance as acstor's service user, with acstor's errors and records; thread-safe."""
 
-import collections
 import contextlib
 import heapq
 import http
@@ -37,7 +36,6 @@ from acstor_glance import conf as glance_conf
 LOG = logging.getLogger(__name__)
 
 PAGE_IMAGES = 100
-MARKERS = 16  # images in a row that may be deleted while a list is read
 PIECE_BYTES = 1 << 20
 _PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 _TEMPORARY = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
@@ -128,27 +126,10 @@ class GlanceClient:
     def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Image]:
         order = {"sort_key": sorted_by, "sort_dir": "asc"} if sorted_by else {}
         with translate_errors("list of images"):
-            for record in self._records(query, order):
+            found = self._client.images.list(page_size=PAGE_IMAGES, filters=query, **order)
+            for record in found:
                 with contextlib.suppress(ValueError):  # acstor has no use for other IDs
                     yield image_record.Image.from_record(record)
-
-    def _records(self, query: dict[str, Any], order: dict[str, str]) -> Iterator[Any]:
-        seen = collections.deque[str](maxlen=MARKERS)
-        while True:
-            after = {"marker": seen[-1]} if seen else {}
-            found = self._client.images.list(
-                page_size=PAGE_IMAGES, filters=dict(query), **order, **after
-            )
-            try:
-                for record in found:
-                    seen.append(str(record["id"]))
-                    yield record
-            except glance_errors.HTTPBadRequest:  # the last image was deleted: no marker any more
-                if len(seen) < 2:
-                    raise
-                seen.pop()
-            else:
-                return
 
     def list_artefacts(
         self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""

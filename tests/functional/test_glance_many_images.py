@@ -20,6 +20,8 @@ from typing import NamedTuple
 import pytest
 
 from acstor_common.image import artefacts
+from acstor_glance.client import glance_client
+from tests.fakes import glance_options
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
@@ -194,3 +196,19 @@ def test_memory_of_commands_grows_little_with_ten_thousand_images(
         more = many[name].peak_bytes - few[name].peak_bytes
         print(f"{name}: {more / (MANY - FEW):.0f} bytes more for each image")
         assert more / (MANY - FEW) < most_bytes
+
+
+def test_list_is_complete_though_images_are_deleted_meanwhile(
+    copies: Copies, options: acstor_glance.Listener
+) -> None:
+    copies.add(2 * glance_client.PAGE_IMAGES, is_prepared=False)
+    wanted = [
+        str(row[0])
+        for row in copies.execute(f"SELECT id FROM images WHERE name = '{COPIED}' ORDER BY id")
+    ]
+    images = glance_client.connect(glance_options.conf(options.conf_file))
+    listed = images.list_images("id", name=COPIED)
+    found = [next(listed).id]
+    last = tuple(wanted[glance_client.PAGE_IMAGES - 2 : glance_client.PAGE_IMAGES])
+    copies.execute(f"UPDATE images SET deleted = 1, status = 'deleted' WHERE id IN {last}")
+    assert found + [image.id for image in listed] == wanted

@@ -189,16 +189,6 @@ def test_servers_of_an_image_are_searched_on_all_pages(client):
     assert not client.is_image_used(IMAGE, {"h3"}.__contains__)
 
 
-def test_servers_of_an_image_are_searched_though_one_is_deleted_meanwhile(client, web):
-    more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
-    first, gone = (user_of({"id": IMAGE}, "h2", server_id=one) for one in (SERVER, OTHER))
-    client.says(USERS, {"servers": [first, gone], **more})
-    client.says(f"{USERS}&marker={OTHER}", {})
-    client.says(f"{USERS}&marker={SERVER}", {"servers": [user_of({"id": IMAGE}, "h1")]})
-    web.behaviours = [http_server.fine, http_server.status(400)]
-    assert client.is_image_used(IMAGE, {"h1"}.__contains__)
-
-
 @pytest.mark.parametrize("answer", [[], {}, {"servers": 1}, {"servers": [{}]}, None])
 def test_image_use_is_an_error_for_a_malformed_response(client, answer):
     client.says(USERS, answer)

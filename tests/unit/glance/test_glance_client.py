@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client of Glance: URLs, lists, streams, and errors, which name who must act."""
+"""The client of Glance: URLs, streams, and errors, which name who must act."""
 
 import http.server
 import itertools
 import json
 import pathlib
 import threading
-import uuid
 
 import pytest
 import requests
@@ -24,7 +23,6 @@ from tests.fakes import http_server
 from tests.fakes import listed_images
 
 RECORD = f"v2/images/{glance_records.IMAGE_ID}"
-IDS = [str(uuid.UUID(int=number)) for number in range(1, 301)]
 WAIT_S = 60.0
 
 
@@ -145,28 +143,6 @@ def test_glance_is_found_below_any_form_of_its_url(
         assert found.support is range_support.RangeSupport.RANGES
         answer = image_lookup.adapter_of(conf).get(f"/{RECORD}", authenticated=False)
         assert answer.json()["id"] == image.id
-
-
-@pytest.mark.parametrize("count", [1, 15])
-def test_list_of_images_is_complete_though_images_are_deleted_meanwhile(
-    tmp_path: pathlib.Path, count: int
-) -> None:
-    deleted = IDS[100 - count : 100]  # the last ones of a page
-    with http_server.serve(listed_images.ListedImages(IDS, deleted)) as server:
-        server.always = listed_images.answer
-        images = glance_client.connect(configured(tmp_path, server.url))
-        assert [image.id for image in images.list_images("id")] == IDS
-
-
-def test_list_of_images_fails_if_too_many_images_are_deleted_meanwhile(
-    tmp_path: pathlib.Path,
-) -> None:
-    with http_server.serve(listed_images.ListedImages(IDS, IDS[:100])) as server:
-        server.always = listed_images.answer
-        images = glance_client.connect(configured(tmp_path, server.url))
-        with pytest.raises(errors.ImageServiceRefused, match="list of images"):
-            list(images.list_images("id"))
-        assert len(server.asked) == 3 + glance_client.MARKERS  # with schema and hidden images
 
 
 def test_connection_is_closed_when_an_unfinished_download_is_given_up(
