@@ -139,6 +139,7 @@ async def live(calls: failing_calls.FailingCalls) -> None:
         if one is not None:
             for step in STEPS:
                 await attempt(calls, step(one, tell))
+            check_listed(known, calls)
         if await attempt(calls, known.make_disk(OTHER, MemoryImage(), SIZE)):  # type: ignore[arg-type]
             await attempt(calls, known.drop(OTHER))
     if one is None:
@@ -157,6 +158,14 @@ async def live(calls: failing_calls.FailingCalls) -> None:
             assert (one._sync_failure is not None) == has_failed
         await one.aclose()
     await check_files(known)
+
+
+def check_listed(known: disks.Disks, calls: failing_calls.FailingCalls) -> None:
+    """A folder that cannot be read is an error: images without disks are evicted."""
+    try:
+        assert known.list_disks() == [DISK]
+    except OSError:
+        assert calls.hit
 
 
 async def check_now(one: disk.Disk, expected: Expected, tell: Tell, *, has_failed: bool) -> None:

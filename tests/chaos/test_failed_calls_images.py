@@ -91,7 +91,7 @@ async def check_images(folder: pathlib.Path, told: list[str]) -> None:
 
 
 def test_image_is_attached_or_detached_after_a_failed_call(tmp_path):
-    for calls in failing_calls.each_call(tmp_path, least=40):
+    for calls in failing_calls.each_call(tmp_path, least=30):
         told: list[str] = []
         with calls:
             check_failure(calls, use_images, told.append)
@@ -236,7 +236,7 @@ def test_base_file_stays_while_a_volume_uses_it_after_a_failed_call(tmp_path):
     mirror = tmp_path / f"{IMAGE}.raw"
     mirror.write_bytes(DATA)
     name = base_files.base_name(IMAGE, bytes(64))
-    for calls in failing_calls.each_call(tmp_path, least=10):
+    for calls in failing_calls.each_call(tmp_path, least=8):
         links = [base_files.add_user(calls.folder, f"v{n}", name, mirror) for n in range(2)]
         with calls:
             try:
