@@ -281,6 +281,7 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
         if fuse_init.parse(reply) is None:
             raise errors.Unusable("libfuse", "it rejects this kernel (FUSE_INIT)")
         init_answer = fuse_init.with_background(reply, MAX_BACKGROUND)
+        init_answer = fuse_init.with_parallel_lookups(init_answer, offer)
         if stat.S_ISSOCK(os.fstat(fuse_fd).st_mode):
             init_answer = fuse_init.with_longest(init_answer, RELAYED_BYTES)
         record.record_init_answer(init_answer)

@@ -21,6 +21,8 @@ _MAX_WRITE_AT = _BACKGROUND_AT + 4
 _MAX_PAGES_AT = _MAX_WRITE_AT + 8
 _PAGE_BYTES = 4096
 _FLAGS_AT = _IN_HEADER.size + 12
+_ANSWERED_FLAGS_AT = _OUT_HEADER.size + 12
+_PARALLEL_LOOKUPS = 1 << 18  # FUSE_PARALLEL_DIROPS: changes no message; libfuse 3.14 never sets it
 _HAS_MORE_FLAGS = 1 << 30  # FUSE_INIT_EXT: there are flags above the first 32
 _CAN_RESEND = 1 << 39 - 32
 """FUSE_HAS_RESEND, of those: unanswered requests are queued again on request."""
@@ -75,6 +77,15 @@ def with_longest(reply: bytes, longest_bytes: int) -> bytes:
     return bytes(changed)
 
 
+def with_parallel_lookups(reply: bytes, request: bytes) -> bytes:
+    """Return an answer that, if offered, lets lookups in a folder not wait for one another."""
+    _, _, _, offered = _OFFER.unpack_from(request, _IN_HEADER.size)
+    _, _, _, flags = _OFFER.unpack_from(reply, _OUT_HEADER.size)
+    changed = bytearray(reply)
+    struct.pack_into("<I", changed, _ANSWERED_FLAGS_AT, flags | offered & _PARALLEL_LOOKUPS)
+    return bytes(changed)
+
+
 def offer_again(request: bytes, agreed: bytes) -> bytes:
     """Return a FUSE_INIT cut down to the flags of the answer ``agreed``; all if it is invalid."""
     answer = parse(agreed)
@@ -104,7 +115,7 @@ def differences(agreed: bytes, computed: bytes) -> list[str]:
     found = []
     if before.major != now.major:
         found.append(f"protocol {now.major} instead of {before.major}")
-    if missing := before.flags & ~now.flags:
+    if missing := before.flags & ~now.flags & ~_PARALLEL_LOOKUPS:
         found.append(f"without the flags {missing:#x}")
     if more := now.flags & ~before.flags:
         found.append(f"with the additional flags {more:#x}")

@@ -90,6 +90,15 @@ def test_with_longest_changes_only_the_message_size():
     assert longest == reply(longest=128 * 1024, pages=32)
 
 
+@pytest.mark.parametrize("is_offered", [False, True])
+def test_lookups_are_parallel_if_the_kernel_offers_it(is_offered):
+    flag = 1 << 18
+    offer = fuse_init.offer_again(REQUEST, reply(flags=FIELDS[FLAGS] | is_offered * flag))
+    agreed = fuse_init.with_parallel_lookups(reply(), offer)
+    assert agreed == reply(flags=FIELDS[FLAGS] | is_offered * flag)
+    assert fuse_init.differences(agreed, reply()) == []
+
+
 @given(st.binary(max_size=120))
 def test_random_bytes_raise_no_error(data):
     assert fuse_init.differences(data, data) in ([], fuse_init.differences(b"", b""))
