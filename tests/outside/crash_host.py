@@ -9,6 +9,7 @@ import collections
 import contextlib
 import enum
 import pathlib
+import shutil
 import signal
 import subprocess
 import uuid
@@ -22,6 +23,7 @@ from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import tuned
+from tests.outside import apt
 from tests.outside import bounded
 
 DISK_BYTES = 64 << 20
@@ -189,20 +191,27 @@ class AgentDisk:
 
 
 class OverlayDisk:
-    """A disk of an image with Nova's qcow2 overlay, which QEMU exports as a file."""
+    """A qcow2 overlay over a mirror, as Nova makes it; QEMU exports it, nbdfuse shows it as a file.
+
+    QEMU 7.2's own export by FUSE mixes up concurrent writes.
+    """
 
     def __init__(self, host: CrashHost) -> None:
         self._host = host
         self._file = host.state / "instance.qcow2"
+        self._socket = host.folder / "nbd"
+        self._processes: list[subprocess.Popen[bytes]] = []
         self.path = host.folder / "exported"
         self.path.touch()
+        if not shutil.which("nbdfuse"):
+            apt.install("libnbd-bin")
         backing = ["-b", host.mirror, "-F", "raw"]
         runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", *backing, self._file])
         self.start()
         host.overlay = self
 
     def start(self) -> None:
-        """Check the overlay, start QEMU's storage daemon, and wait for its export.
+        """Check the overlay and export it.
 
         :raises RuntimeError: QEMU finds damage
         """
@@ -211,17 +220,26 @@ class OverlayDisk:
         direct = "cache.direct=on"
         blocks = f"driver=file,filename={self._file},node-name=file,{direct}"
         disk = f"driver=qcow2,file=file,node-name=disk,{direct}"
-        export = f"type=fuse,id=export,node-name=disk,mountpoint={self.path},writable=on"
-        words = ["--blockdev", blocks, "--blockdev", disk, "--export", export]
-        self._qemu = subprocess.Popen(["qemu-storage-daemon", *words])
-        runs.wait_for(lambda: bool(hosts.mounts(self.path)), DEADLINE_S, "QEMU's export", str)
+        server = f"addr.type=unix,addr.path={self._socket}"
+        export = "type=nbd,id=export,node-name=disk,name=,writable=on"
+        words = ["--blockdev", blocks, "--blockdev", disk, "--nbd-server", server]
+        self._run("qemu-storage-daemon", *words, "--export", export)
+        runs.wait_for(self._socket.exists, DEADLINE_S, "QEMU's export", str)
+        self._run("nbdfuse", self.path, f"nbd+unix:///?socket={self._socket}")
+        runs.wait_for(lambda: bool(hosts.mounts(self.path)), DEADLINE_S, "nbdfuse", str)
+
+    def _run(self, *words: str | pathlib.Path) -> None:
+        self._processes.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
 
     def stop(self) -> None:
         """Kill QEMU."""
-        self._qemu.kill()
-        self._qemu.wait(DEADLINE_S)
+        for process in self._processes:
+            process.kill()
+            process.wait(DEADLINE_S)
+        self._processes.clear()
         for point in hosts.mounts(self.path):
             runs.tool(["umount", "--lazy", point])
+        self._socket.unlink(missing_ok=True)
 
     def drop(self) -> None:
         """Delete the disk."""

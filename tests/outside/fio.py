@@ -167,8 +167,9 @@ def run_on(disk: pathlib.Path, now: crash_passes.Pass) -> crash_passes.Work:
         done = list(_run_over_failure(disk, now, now.fault))
     error = next((one.error for one in done if one.error), "")
     if not (now.host.overlay and now.fault is crash_host.Fault.POWER):  # QEMU may leave zeros
-        error = error or _find_strange(disk, now.host.image)
-    error = error or _find_strange(now.host.mirror, now.host.image)
+        error = error or _find_foreign_page(disk, now.host.image)
+    if now.host.mirror.read_bytes() != now.host.image.read_bytes():
+        error = error or "the mirror differs from the image"
     operations, verified = (sum(one[n] for one in done) for n in (0, 1))
     return crash_passes.Work(operations, verified, error)
 
@@ -192,7 +193,7 @@ def _run_over_failure(
         "verify_pattern": f'%o"{now.number:04}"',
         "randseed": str(now.number + 1),
     }
-    if now.host.overlay:  # QEMU's export does not sync asynchronous writes
+    if now.host.overlay:  # nbdfuse does not sync asynchronous writes
         options["ioengine"] = "psync"
     flushed, durable = (with_options(text, options) for text in (FLUSHED, DURABLE))
     yield run_jobs(now, flushed, now.rng.choice([None, crash_host.Fault.WORKER]))
@@ -211,7 +212,7 @@ def _run_over_failure(
         yield run_jobs(now, with_options(reading(durable), {"verify_state_load": "1"}))
 
 
-def _find_strange(disk: pathlib.Path, image: pathlib.Path) -> str:
+def _find_foreign_page(disk: pathlib.Path, image: pathlib.Path) -> str:
     """Return where a page is neither the image's nor one that fio wrote."""
     with disk.open("rb") as now, image.open("rb") as before:
         for at in range(0, _SIZE, PAGE):

@@ -48,7 +48,7 @@ def run_on(
     """Run one pass on a disk."""
     folder = now.host.folder
     (folder / "fsx.toml").write_text(CONFIG)
-    operations = min(PASS_OPERATIONS, goal.operations // max(1, goal.kills))
+    operations = min(PASS_OPERATIONS, max(1000, goal.operations // max(1, goal.kills)))
     words = [build(), "-f", folder / "fsx.toml", "-P", folder, "-N", operations]
     ended = now.run([*words, "-S", goal.seed + now.number, disk], now.fault)
     return crash_passes.Work(operations, 0, ended.said if ended.status else "")
