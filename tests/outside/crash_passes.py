@@ -134,7 +134,11 @@ def run(
         fault = faults[killed % len(faults)] if is_due else None
         one = Pass(host, number, rng, fault, began_s + goal.longest_s)
         one.after_s = rng.uniform(0.0, lasts_s)
-        done = work(one)
+        try:
+            done = work(one)
+        except subprocess.TimeoutExpired as late:
+            tally.error = f"pass {number}, {fault or 'no'} kill: {late.cmd[0]} ran out of time"
+            break
         lasts_s, number = one.ran_s, number + 1
         tally.operations += done.operations
         tally.verified_bytes += done.verified_bytes
