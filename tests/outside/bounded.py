@@ -52,7 +52,12 @@ def why_not_converted(image: pathlib.Path, driver: str, raw: pathlib.Path, max_b
     return done.said if done.status else ""
 
 
+def why_unsound(image: pathlib.Path) -> str:
+    """Return the damage that ``qemu-img check`` finds in a qcow2 file; "" if there is none."""
+    done = run(["qemu-img", "check", "-q", "-f", "qcow2", image], 1 << 20)
+    return "" if done.status in (_CLEAN, _LEAKS) else done.said
+
+
 def is_sound(image: pathlib.Path) -> bool:
     """Return whether ``qemu-img check`` finds no damage in a qcow2 file."""
-    done = run(["qemu-img", "check", "-q", "-f", "qcow2", image], 1 << 20)
-    return done.status in (_CLEAN, _LEAKS)
+    return not why_unsound(image)

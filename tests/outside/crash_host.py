@@ -215,8 +215,8 @@ class OverlayDisk:
 
         :raises RuntimeError: QEMU finds damage
         """
-        if not bounded.is_sound(self._file):
-            raise RuntimeError("qemu-img check finds damage in the overlay")
+        if why := bounded.why_unsound(self._file):
+            raise RuntimeError(f"qemu-img check finds damage in the overlay: {why}")
         direct = "cache.direct=on"
         blocks = f"driver=file,filename={self._file},node-name=file,{direct}"
         disk = f"driver=qcow2,file=file,node-name=disk,{direct}"
