@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of responses beside schemathesis' own; it imports this module in its own virtualenv."""
+"""Checks of responses beside schemathesis' own; its process imports this module."""
 
 import os
 

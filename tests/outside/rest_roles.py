@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,18 +29,16 @@ from acstor_common.wire import decision_messages
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
 from tests.fakes import decision_databases
+from tests.fakes import openapi_document
 from tests.lab import decision
 from tests.lab import runs
-from tests.lab import tool_venv
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
-from tests.outside import qemu_source
 from tests.unit.decision.api import conftest as samples
 
-SCHEMA = runs.CHECKOUT / "doc/source/api/openapi.json"
-VENV = tool_venv.ToolVenv(qemu_source.CACHE / "schemathesis", ("schemathesis==4.32.5",))
+SCHEMATHESIS = pathlib.Path(sys.executable).parent / "schemathesis"
 CHECKS = (
     *("status_code_conformance", "content_type_conformance", "response_headers_conformance"),
     *("response_schema_conformance", "hides_other_projects", "has_no_internal_error"),
@@ -91,7 +90,6 @@ def run_roles(examples: int, seed: int) -> Iterator[Verdict]:
     :param examples: of each operation and phase
     :raises errors.Unusable: a service does not start
     """
-    VENV.install()
     with runs.Run() as run:
         lab = cloud.Cloud(run.folder / "openstack")
         try:
@@ -215,9 +213,10 @@ class _Tester:
     def _run(self, role: Role, token: str) -> pathlib.Path:
         """Run schemathesis; return its report."""
         report, schema = self._folder / "report.ndjson", self._folder / "openapi.json"
-        schema.write_text(json.dumps(self._schema()))
+        images = (*self._images, str(uuid.uuid4()))
+        schema.write_text(json.dumps(openapi_document.with_examples(images)))
         words = [
-            *(VENV.folder / "bin/schemathesis", "run", schema, "--url", self._url),
+            *(SCHEMATHESIS, "run", schema, "--url", self._url),
             *("--checks", ",".join(CHECKS), "--no-color"),
             *("--max-examples", self._settings.examples, "--seed", self._settings.seed),
             *("--phases", "examples,coverage,fuzzing", "--continue-on-failure"),
@@ -240,23 +239,6 @@ class _Tester:
         if done.returncode not in (0, 1):  # 1: a check failed
             raise errors.Unusable("schemathesis", (done.stdout + done.stderr)[-1000:])
         return report
-
-    def _schema(self) -> dict[str, Any]:
-        """Return the document with parameters of rows that exist as examples."""
-        document: dict[str, Any] = json.loads(SCHEMA.read_text())
-        values = {
-            "host": ["h0000", "h0001"],
-            "image_id": [*self._images, str(uuid.uuid4())],
-            "server_id": [checkpoint_hosts.SERVER, checkpoint_hosts.OTHER_SERVER],
-            "checkpoint_id": [checkpoint_hosts.checkpoint_id(number) for number in (1, 9)],
-            "epoch": [7, 8],
-        }
-        for methods in document["paths"].values():
-            for known in methods.values():
-                for parameter in known.get("parameters", ()):
-                    found = values.get(parameter["name"], ())
-                    parameter["examples"] = {str(value): {"value": value} for value in found}
-        return document
 
     def _rows(self) -> dict[str, list[Any]]:
         """Return what requests can change."""
