@@ -24,7 +24,7 @@ TICK_S = 1.0
 LONGEST_S = 180.0
 """Longest recording: ten times the boots to a login prompt measured under emulation. Later reads
 are the guest's work."""
-IDLE_S = 20.0
+IDLE_S = 60.0  # an emulated guest on a busy host read nothing for 20 s before its login
 BOOTS = 4
 """Boots of one image recorded by a worker. A boot image needs two traces; the others replace
 failed boots."""
