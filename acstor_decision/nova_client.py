@@ -84,7 +84,7 @@ def auth_options() -> list[cfg.Opt]:
     found = [*loading.get_auth_common_conf_options()]
     for opt in loading.get_auth_plugin_conf_options("v3password"):  # their help is short
         own = copy.copy(opt)
-        own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        own.help = f"{(opt.help or opt.name).rstrip('.')}, for authentication with Keystone."
         found.append(own)
     return found
 

@@ -31,7 +31,7 @@ def decode(row: models.Base, column: str, type_: type[_T]) -> _T | None:
     return found
 
 
-def log_damage(where: str, error: Exception) -> None:
+def log_damage(where: str, error: Exception, counts_as: str = "unknown") -> None:
     """Log a damaged column, at most once in LOG_EVERY_S."""
     if _limit.take_line(where, time.monotonic()) is not None:
-        LOG.warning("database: %s is damaged and counts as unknown: %s", where, error)
+        LOG.warning("database: %s is damaged and counts as %s: %s", where, counts_as, error)

@@ -10,6 +10,7 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.wire import signed_messages
 from acstor_decision.core import enrolment_rules
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 from acstor_decision.identity import trust_state
 
@@ -26,10 +27,24 @@ def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.Certif
 
 
 def fingerprint(row: models.Enrolment) -> str:
-    """Return the fingerprint of a host's key, or of the allowed key."""
+    """Return the fingerprint of a host's key, or of the allowed key; "" if it is damaged."""
     if not row.public_key:
         return row.allowed_fingerprint
-    return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
+    try:
+        return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
+    except errors.NotAuthenticated as e:
+        json_columns.log_damage(f"enrolments.public_key of {row.host}", e)
+        return ""
+
+
+def state_of(row: models.Enrolment) -> enrolment_rules.EnrolmentState:
+    """Return the state of an enrolment; an unknown value counts as revoked."""
+    try:
+        return enrolment_rules.EnrolmentState(row.state)
+    except ValueError as e:
+        revoked = enrolment_rules.EnrolmentState.REVOKED
+        json_columns.log_damage(f"enrolments.state of {row.host}", e, revoked)
+        return revoked
 
 
 def is_name_free(row: models.Enrolment | None) -> bool:
@@ -77,7 +92,7 @@ def known_enrolment(row: models.Enrolment | None) -> enrolment_rules.KnownEnrolm
     if row is None:
         return None
     return enrolment_rules.KnownEnrolment(
-        enrolment_rules.EnrolmentState(row.state),
+        state_of(row),
         row.user_id,
         trust_state.keys_of(row),
         row.allowed_fingerprint,

@@ -7,6 +7,7 @@ A trusted host has enrolled here with its key, and has not been revoked since.
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
 from acstor_common.ring import hash_ring
@@ -38,7 +39,10 @@ class TrustState(NamedTuple):
             return "it has not enrolled here"
         if certificate.not_before_s < row.revoked_before_s:
             return "its certificate is revoked"
-        known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
+        try:
+            known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
+        except errors.NotAuthenticated:
+            return "its key in the database is damaged"
         if certificate.public_key not in known:
             return "the key of its certificate is not the one that enrolled"
         return certificates.time_fault(certificate, now_s, certificates.GRACE_S)

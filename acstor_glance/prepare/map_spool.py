@@ -88,7 +88,7 @@ class MapSpool:
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False
             if not is_usable:
-                yield None  # no map, or of other bytes than those imported
+                yield None  # no map, or one that does not match the imported data
                 return
             file.seek(0)
             yield file

@@ -191,7 +191,7 @@ class RevokeHost(_HostCommand):
 
 
 class ForgetHost(command.Command):
-    """Delete the record of a host that is gone; its certificates become invalid."""
+    """Delete the record of a decommissioned host; its certificates become invalid."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

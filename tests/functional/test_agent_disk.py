@@ -3,6 +3,7 @@
 
 import errno
 import json
+import mmap
 import os
 import pathlib
 import random
@@ -42,6 +43,11 @@ def make(agent: agents.Agent, image_id: str, size_bytes: int | None = SIZE) -> p
     )
     assert made["path"] == str(disk_path(agent, disk_id))
     return pathlib.Path(made["path"])
+
+
+def mark_of(agent: agents.Agent, disk: pathlib.Path) -> int:
+    state = agent.folder / "state" / "disks" / f"{disk.stem}.acdisk"
+    return state.read_bytes()[disk_header.AT_MARKS]
 
 
 def errno_of(action, *args, **kwargs) -> int:
@@ -117,8 +123,19 @@ def test_write_to_a_synchronous_opening_is_synced(image_id, start, engine, flag)
     argv = ["fio", "--name=write", f"--filename={path}", "--rw=write", "--bs=64k", "--size=64k"]
     flags = [f"--ioengine={engine}", "--direct=1", f"--sync={flag}"]
     subprocess.run([*argv, *flags], check=True, timeout=20, stdout=subprocess.DEVNULL)
-    state = agent.folder / "state" / "disks" / f"{path.stem}.acdisk"
-    assert state.read_bytes()[disk_header.AT_MARKS] == disk_header.WRITTEN
+    assert mark_of(agent, path) == disk_header.WRITTEN
+
+
+@pytest.mark.parametrize("flags", [0, os.O_DIRECT], ids=["buffered", "direct"])
+def test_write_with_rwf_dsync_is_synced(image_id, start, flags):
+    agent = start()
+    path = make(agent, image_id)
+    disk, view = os.open(path, os.O_RDWR | flags), mmap.mmap(-1, CHUNK)
+    try:
+        assert os.pwritev(disk, [view], 0, os.RWF_DSYNC) == CHUNK
+    finally:
+        os.close(disk)
+    assert mark_of(agent, path) == disk_header.WRITTEN
 
 
 def test_length_of_a_disk_cannot_be_changed(image_id, start):

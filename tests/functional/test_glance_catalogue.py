@@ -169,7 +169,7 @@ def test_check_counts_all_images_by_the_reason_they_are_not_served(
             assert len(row["examples"]) == min(image_scan.MAX_EXAMPLES, len(expected[name]))
             assert row["message"]
     assert "for other bytes" in rows["record-differs"]["message"]
-    # It cannot be repaired: Glance has a hash of other bytes.
+    # It cannot be repaired: Glance's hash is that of other data.
     uploads.manage(options, "prepare", differs, status=3)
     failed = uploads.counted(options, PAGES)["failed"]
     assert failed["examples"] == [differs]

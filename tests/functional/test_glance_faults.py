@@ -135,7 +135,7 @@ def test_failed_image_is_retried_later(glance: uploads.Images, listen: Listen) -
     data = uploads.some_bytes(seed=24)
     image_id = glance.upload(data)
     stored = glance.lab.glance.images / image_id
-    stored.write_bytes(bytes(len(data)))  # Glance's hash is of other bytes
+    stored.write_bytes(bytes(len(data)))  # Glance's hash does not match it
     listener = listen()
     record = glance.wait_state(image_id, "failed")
     assert "the sha512 of its data differs" in record["acstor_message"]

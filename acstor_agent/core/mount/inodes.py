@@ -10,7 +10,7 @@ keeps its whole ID; the second ID with a number is refused by name.
 * Bits 41 to 0: the last 42 bits of the keyed hash.
 
 The tag, a keyed hash of a process's ID and start time, shows whether a handle may belong to a
-process; 0: unknown. Each new layout has a new :data:`LAYOUT`; no version serves a mount of another.
+process; 0: unknown. Each released layout has its :data:`LAYOUT`; no other version serves its mount.
 """
 
 import itertools

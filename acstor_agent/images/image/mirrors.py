@@ -118,10 +118,7 @@ class Mirrors:
         return image_id in self._found
 
     def note_open(self, image_id: ids.ImageId) -> bool:
-        """Record an open; return whether the kernel may keep its cached pages, not at the first.
-
-        Pages from before the map was downloaded may be of other bytes with the image's ID.
-        """
+        """Record an open; return whether the kernel may keep pages: not those of a former map."""
         is_new = image_id in self._new
         self._new.discard(image_id)
         return not is_new

@@ -53,7 +53,7 @@ class State(enum.Enum):
     READY = "ready"  # all needed frames are in memory
     DROPPED = "dropped"
     NONE = "none"  # there is none
-    IGNORED = "ignored"  # it is damaged, or of other bytes
+    IGNORED = "ignored"  # it is damaged, or was made of other data
     REFUSED = "refused"  # memory is short
     FAILED = "failed"  # the source did not provide it
 

@@ -130,7 +130,7 @@ def revoke(call: operation.Call) -> hosts.HostDetail:
 
 
 def forget(call: operation.Call) -> ForgottenHost:
-    """Delete the record of a host that is gone, so its name is free again."""
+    """Delete the record of a decommissioned host, so its name is free again."""
     host = operation.host_id(call.path["host"])
     try:
         is_known = call.authority.delete_host(host)

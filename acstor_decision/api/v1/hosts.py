@@ -249,7 +249,7 @@ def _enrolment(row: models.Enrolment | None) -> Enrolment | None:
     if row is None:
         return None
     return Enrolment(
-        state=enrolment_rules.EnrolmentState(row.state),
+        state=enrolment_records.state_of(row),
         user_id=row.user_id,
         address=row.address,
         fingerprint=enrolment_records.fingerprint(row),

@@ -107,13 +107,16 @@ def history(call: operation.Call) -> Rings:
 
 def current_owners(call: operation.Call) -> dict[str, Owner]:
     """Return the hosts of the current table by ID; none if it is damaged."""
-    for newest in call.store.list_rings(limit=1, with_tables=True):
-        text = newest.table or ""
-        try:
-            return owners(newest.epoch, text)
-        except errors.RingFormatError as e:
-            json_columns.log_damage(f"rings.ring_table of {newest.epoch}", e)
-    return {}
+    newest = call.store.list_rings(limit=1, with_tables=True)
+    return (_owners_of(newest[0]) or {}) if newest else {}
+
+
+def _owners_of(row: ring_queries.Publication) -> dict[str, Owner] | None:
+    try:
+        return owners(row.epoch, row.table or "")
+    except errors.RingFormatError as e:
+        json_columns.log_damage(f"rings.ring_table of {row.epoch}", e)
+        return None
 
 
 @functools.lru_cache(maxsize=4)
@@ -131,15 +134,18 @@ def _summary_of(row: ring_queries.Publication) -> RingSummary:
 
 
 def _shown(row: ring_queries.Publication) -> Ring:
-    table = row.table or ""
-    known = msgspec.json.decode(table, type=_Nearness)
+    found = _owners_of(row)
+    if found is None:
+        why = f"the v-node table of epoch {row.epoch} cannot be shown: its row is damaged"
+        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
+    known = msgspec.json.decode(row.table or "", type=_Nearness)
     return Ring(
         **_fields(row),
         threshold=known.threshold,
         outer_threshold=known.outer_threshold,
         places=known.places,
         segment_chunks=known.segment_chunks,
-        owners=tuple(owners(row.epoch, table).values()),
+        owners=tuple(found.values()),
     )
 
 

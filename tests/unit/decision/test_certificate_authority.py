@@ -151,6 +151,18 @@ def test_request_not_signed_by_its_key_is_refused(cloud):
     assert cloud.store.get_enrolment("h1") is None
 
 
+def test_host_with_a_damaged_key_is_not_trusted(cloud):
+    issued = cloud.enrol()
+    assert cloud.fault(issued) == ""
+
+    def cut_key(row):
+        row.public_key = row.public_key[:40]
+        return row
+
+    cloud.store.change_enrolment(H1, cut_key)
+    assert cloud.fault(issued) == "its key in the database is damaged"
+
+
 def test_revoked_host_is_refused_until_allowed(cloud):
     issued = cloud.enrol()
     cloud.keeper.revoke_host(H1)

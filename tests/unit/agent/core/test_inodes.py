@@ -25,7 +25,7 @@ def one_number_for_all(name: bytes) -> int:
 
 
 def test_inode_numbers_and_handles_are_stable_across_versions():
-    """A change of any of them needs a new value of LAYOUT and a new line here."""
+    """A change of a released one needs a new value of LAYOUT and a new line here."""
     numbers = host()
     image = numbers.register_image(IMAGE)
     tag = numbers.process_tag(4321, 987654)

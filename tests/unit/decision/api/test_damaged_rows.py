@@ -6,7 +6,9 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from acstor_common.identity import certificates
 from acstor_common.model import boot_timeline
+from acstor_common.model import ids
 from acstor_common.util import log_limit
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
@@ -14,9 +16,11 @@ from acstor_common.wire import fill_progress
 from acstor_decision.db import json_columns
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
 from tests.unit.decision.api import conftest as api
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+H0001 = "/v1/hosts/h0001"
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 DAMAGES = {
     "cut": '{"version": ',
@@ -32,16 +36,17 @@ LISTS = {
     (models.Checkpoint, "holders"): ("/v1/checkpoints", "/v1/status"),
     (models.CheckpointFailures, "failing"): ("/v1/status",),
     (models.PublishedRing, "table"): ("/v1/hosts", "/v1/rings", "/v1/status"),
+    (models.Enrolment, "public_key"): ("/v1/hosts", "/v1/hosts/h0001"),
 }
 NO_JSON = {
     (models.AuthorityKey, "secret_key"),
     (models.AuthorityKey, "certificate"),
-    (models.Enrolment, "public_key"),
     (models.Enrolment, "former_key"),
     (models.PublishedRing, "overloaded"),
 }
 NO_LIST = {(models.PendingTask, "task")}
 DAMAGE = r"^database: \w+\.\w+ of .* is damaged and counts as unknown: "
+UNKNOWN_STATE = r"^database: enrolments.state of h0001 is damaged and counts as revoked: .*'absent'"
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +55,7 @@ def nothing_logged_before(monkeypatch):
 
 
 @pytest.fixture
-def cloud(store):
+def cloud(store, api_configuration):
     """Return a store with two hosts and every kind of report."""
     status = fill_progress.FillStatus(
         state=fill_progress.FillState.QUEUED, is_used=True, total_bytes=9, remaining_bytes=4
@@ -59,7 +64,9 @@ def cloud(store):
     boot = boot_timeline.Timeline(
         image_id=IMAGE, instance_id=SERVER, began_at_s=1.0, opened_s=1.0, slice_s=0.25
     )
+    enrolled = enrolled_hosts.EnrolledHosts(api_configuration, store, lambda: time.time() - 60)
     for number in (1, 2):
+        enrolled.enrol(f"h000{number}")
         api.note(
             store,
             api.sample(
@@ -114,6 +121,45 @@ def test_lists_with_a_damaged_row_are_served_and_log_it_once(
         assert answer.status_code == 200, (path, answer.json)
         assert answer.json.keys() == before[path].keys()
     assert len(watched_log.messages) == 1
+
+
+@pytest.mark.parametrize("text", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.expect_log(DAMAGE)
+def test_damaged_table_is_refused_and_older_ones_are_shown(client, cloud, text):
+    api.publish(cloud, 2, 2)
+    with cloud.engine().begin() as link:
+        newest = sa.update(models.PublishedRing).where(models.PublishedRing.epoch == 2)
+        link.execute(newest.values(table=text))
+    for path, status in (("/v1/ring", 409), ("/v1/rings/2", 409), ("/v1/rings/1", 200)):
+        answer = client.get(path)
+        assert answer.status_code == status, (path, answer.json)
+        assert status == 200 or "epoch 2 cannot be shown: its row is damaged" in answer.text
+
+
+@pytest.mark.expect_log(UNKNOWN_STATE)
+def test_host_in_an_unknown_enrolment_state_counts_as_revoked(client, cloud):
+    damage(cloud, (models.Enrolment, "state"), "absent")
+    known = {host["host"]: host for host in client.get("/v1/hosts").json["hosts"]}
+    states = {name: host["enrolment"]["state"] for name, host in known.items()}
+    assert states == {"h0001": "revoked", "h0002": "enrolled"}
+    assert client.get("/v1/hosts/h0001").json["enrolment"]["state"] == "revoked"
+    assert client.get("/v1/status").status_code == 200
+
+
+@pytest.mark.expect_log(UNKNOWN_STATE)
+@pytest.mark.expect_log("host h0001: no certificate for user user at .*: it is revoked")
+def test_host_in_an_unknown_enrolment_state_gets_no_certificate_until_it_is_allowed(client, cloud):
+    damage(cloud, (models.Enrolment, "state"), "absent")
+    csr = certificates.request(ids.HostId("h0001"), certificates.new_key()).decode()
+    agent = {"X-Roles": "acstor-reader", "X-User-Id": "user", "X-Project-Id": "service"}
+
+    def status():
+        body = {"csr": csr, "proof": ""}
+        return client.post(f"{H0001}/certificate", json=body, headers=agent).status_code
+
+    assert status() == 403
+    assert client.post(f"{H0001}/allow", json={}).status_code == 202
+    assert status() == 200
 
 
 @pytest.mark.expect_log(DAMAGE)
