@@ -23,8 +23,8 @@ from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.images.read import read_admission
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
+from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_agent.sources import source_client
@@ -188,7 +188,7 @@ def of_guests(
 def of_refused(
     chunks: exchange.Exchange,
     maps: detached_maps.DetachedMaps,
-    connected: handshake_limits.HandshakeLimits,
+    connected: unauthenticated_connections.UnauthenticatedConnections,
 ) -> dict[str, int]:
     """Return how often requests and connections of other hosts were refused."""
     return {

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_agent.engine.gossip import announcements
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
-from acstor_common.identity import handshake_limiter
+from acstor_agent.peers import unauthenticated_connections
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_wire
@@ -111,14 +111,14 @@ def test_flood_of_handshakes_costs_little_processor_time_and_blocks_no_host(
         assert fetched["home"]["bytes"] + fetched["peer"]["bytes"] > 0
         assert (
             answered[0]
-            <= handshake_limiter.OF_UNAUTHENTICATED.burst
-            + handshake_limiter.OF_UNAUTHENTICATED.per_s * took_s
+            <= handshake_rate_limit.OF_UNAUTHENTICATED.burst
+            + handshake_rate_limit.OF_UNAUTHENTICATED.per_s * took_s
         )
         assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were displaced
         assert spent_s < SPENT_S
         said = [line for line in log.splitlines() if "Too many handshakes" in line]
         assert said and any(ip in said[0] for ip in ADDRESSES)
-        assert len(said) <= 1 + took_s / handshake_limits.LOG_INTERVAL_S
+        assert len(said) <= 1 + took_s / unauthenticated_connections.LOG_INTERVAL_S
         print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
 
 

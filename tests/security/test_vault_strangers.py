@@ -13,7 +13,7 @@ import pytest
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.formats import checkpoint_encryption
-from acstor_common.identity import handshake_limiter
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.model import ids
 from tests.fakes import denials
 from tests.lab import vaults
@@ -87,7 +87,7 @@ def test_unauthenticated_connections_that_hold_all_slots_are_displaced(
     """Also at the host's own address, as of a local user of its machine or behind a NAT."""
     h1, h2 = pair
     count = len(vaults.HOSTS) * connection_limit.UNAUTHENTICATED_OF_HOST + 8
-    assert count < len(vaults.HOSTS) * handshake_limiter.OF_HOST.burst
+    assert count < len(vaults.HOSTS) * handshake_rate_limit.OF_HOST.burst
     with contextlib.ExitStack() as stack:
         for number in range(count):
             stack.enter_context(denials.silent(h2.port, address_of(number)))

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import budget
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
+from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import server_connection
@@ -201,15 +201,15 @@ async def test_unauthenticated_connections_do_not_keep_out_a_host(secure, tmp_pa
 
 @pytest.mark.expect_log("dropped")
 async def test_log_lines_about_dropped_connections_are_rate_limited(caplog, autojump_clock):
-    said = handshake_limits.HandshakeLimits(4, 1.0, admission.Admission())
+    said = unauthenticated_connections.UnauthenticatedConnections(4, 1.0, admission.Admission())
     for number in range(1000):
         said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
         said.log_drops("fd00::1", "somebody", f"no frame begins with {number}")
     assert (
-        len(caplog.records) == handshake_limits.LOG_LINES
+        len(caplog.records) == unauthenticated_connections.LOG_LINES
         and len(said._drop_log) <= log_limit.MAX_KEYS
     )
-    await trio.sleep(handshake_limits.LOG_INTERVAL_S)
+    await trio.sleep(unauthenticated_connections.LOG_INTERVAL_S)
     said.log_drops("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 

@@ -242,7 +242,7 @@ async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_pat
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)  # other hosts are not affected
-        assert len(keeper.replicas._leases) == replica_leases.IMAGES_OF_HOST + 1
+        assert len(keeper.replicas._leases) == replica_leases.MAX_IMAGES_PER_HOST + 1
 
 
 async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
