@@ -180,13 +180,13 @@ class Exchange(engine_driver.EngineDriver):
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
         guest_wait: blocked_requests.Wait | None = None,  # gets each failure of all providers
-        is_patient: bool = True,  # retry while bytes may still arrive, if a guest waits
+        is_retried: bool = True,  # retry while bytes may still arrive, if a guest waits
     ) -> read_request.ReadRequest:
         """Fetch chunks that are not in the cache; returns at once."""
         request = read_request.ReadRequest(self, refs, deadline_s, guest_wait)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
-            self.core.request_chunks, refs, priority, request, until_s, is_patient, guest
+            self.core.request_chunks, refs, priority, request, until_s, is_retried, guest
         ):
             request.cancel()  # what was started before the engine failed
             request.complete(actions.CompleteRead(request, [], Failure.UNREACHABLE, why))
@@ -197,13 +197,13 @@ class Exchange(engine_driver.EngineDriver):
         ref: chunk_ref.ChunkRef,
         priority: Priority,
         deadline_s: float = math.inf,
-        is_patient: bool = True,
+        is_retried: bool = True,
     ) -> FetchedChunk:
         """Return a chunk from the cache, or else as :meth:`request_chunks` fetches it."""
         cached = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
         if cached is not None:
             return FetchedChunk(cached, Origin.CACHE)
-        with self.request_chunks((ref,), priority, deadline_s, is_patient=is_patient) as request:
+        with self.request_chunks((ref,), priority, deadline_s, is_retried=is_retried) as request:
             return (await request.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
@@ -234,7 +234,7 @@ class Exchange(engine_driver.EngineDriver):
     def chunk_evicted(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Record that a chunk left the cache; return the names that it had."""
         names = self._names.names_of(cid)
-        self.handle_event(self.core.chunk_evicted, (cid,))
+        self.handle_event(self.core.chunks_evicted, (cid,))
         return names
 
     def list_known(self) -> list[segments.Chunks]:

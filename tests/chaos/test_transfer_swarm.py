@@ -235,7 +235,7 @@ def test_lying_hosts_cost_only_time():
     world.network.run(60.0, lambda: len(answers) == len(honest))
     right = [world.content_of(chunk.cid) for chunk in world.chunks]
     assert [answer.chunks for answer in answers] == [right] * len(honest)
-    assert sum(host.core.counters.invalid for host in honest)
+    assert sum(host.core.counters.invalid_chunks for host in honest)
 
 
 def test_host_without_cids_gets_no_chunk_of_an_image():

@@ -352,7 +352,7 @@ class Run:
         surplus = sum(max(0, count - homes * places[cid]) for cid, count in reads.items())
         wished = 0  # guests that benefited
         for host in self.world.hosts.values():
-            wished += host.core.counters.hedges + host.core.counters.source_firsts
+            wished += host.core.counters.hedges + host.core.counters.source_preferred
         if self.is_slow:  # a host with a full link is skipped sometimes: others read for it
             wished += int(SLOW_SURPLUS * len(reads))
         if surplus > wished:

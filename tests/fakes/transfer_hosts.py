@@ -89,7 +89,7 @@ class Host(virtual_host.VirtualHost):
             del self.cache[cid]
         self.came = {name for name in self.came if name[0] in self.cache}
         self.found &= self.cache.keys()
-        self.run_actions(self.core.chunk_evicted(self.world.now, cids))
+        self.run_actions(self.core.chunks_evicted(self.world.now, cids))
         self.let_go(cids)
 
     def attach(self, images: Sequence[ids.ImageId]) -> None:

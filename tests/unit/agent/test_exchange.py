@@ -104,7 +104,7 @@ async def test_peer_that_sends_invalid_data_is_backed_off_and_bypassed(cloud, au
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.lying.add(home)
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
-    assert cloud.hosts[name].core.counters.invalid == 1
+    assert cloud.hosts[name].core.counters.invalid_chunks == 1
     assert set(cloud.hosts[name].list_backoffs()) == {home}
     cloud.asked.clear()
     await read(cloud, name, cloud.ref_of(1))
@@ -162,7 +162,7 @@ async def test_impatient_read_fails_without_a_retry(cloud, autojump_clock, failu
     cloud.source.failure = failure
     began_s, one = trio.current_time(), cloud.hosts["h1"]
     with pytest.raises(kind):
-        await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
+        await one.fetch_chunk(wanted, Priority.GUEST, 30, is_retried=False)
     assert trio.current_time() - began_s < 1
     assert len(one.core) == 0
 
@@ -180,7 +180,7 @@ async def test_impatient_read_does_not_end_reads_of_others(cloud, autojump_clock
             await trio.sleep(at_s)
             nursery.start_soon(patient)
             with pytest.raises(errors.SourceUnreachable):
-                await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
+                await one.fetch_chunk(wanted, Priority.GUEST, 30, is_retried=False)
         assert (got, trio.current_time() < 5) == ([], True)
         cloud.source.failure = None
     assert [fetched.data for fetched in got] == 3 * [bytes_of(0)]

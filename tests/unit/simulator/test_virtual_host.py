@@ -134,7 +134,7 @@ def test_failed_prefetch_is_requested_again_for_a_guest() -> None:
     world.agenda.run(5.0)
     [prefetching] = second.images.values()
     assert (prefetching.prefetched, prefetching.states.in_flight) == (0, 0)
-    assert second.core.counters.denied
+    assert second.core.counters.false_announcements
     read_all(world, second)
 
 
@@ -157,7 +157,7 @@ def test_sender_of_wrong_bytes_is_backed_off_and_the_chunk_read_elsewhere() -> N
         for answer in answers
     ]
     read_all(world, reader)
-    assert reader.core.counters.invalid
+    assert reader.core.counters.invalid_chunks
     assert liar.name in reader.core.context.peers.list_backoffs(reader.core.context.now)
     assert all(data == cid for cid, data in reader.cache.items())
 
@@ -167,7 +167,7 @@ def test_unreachable_host_is_skipped() -> None:
     reader, lost, *_ = world.hosts.values()
     del world.hosts[lost.name]
     read_all(world, reader)
-    assert reader.core.counters.fallbacks and reader.core.counters.backoffs
+    assert reader.core.counters.failovers and reader.core.counters.backoffs
 
 
 def test_timers_are_late_by_the_lag_at_most_and_never_early(
@@ -228,5 +228,5 @@ def test_baselines_use_only_features_of_the_papers(policy: str) -> None:
     read_all(world, other)
     counters = [host.core.counters for host in world.hosts.values()]
     assert sum(found.hedges + found.referrals + found.accepted for found in counters) == 0
-    assert sum(found.source_firsts for found in counters) == 0
+    assert sum(found.source_preferred for found in counters) == 0
     assert (world.counts.peer > 0) == (policy == "collaborative")

@@ -142,8 +142,8 @@ def test_each_announced_oid_costs_one_lookup_per_attached_image():
     many = one_machine.Machine(topology=topologies.all_hosts, attached=range(999))
     for found in (few, many):
         found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
-    assert few.core.counters.accepted == 10_000
-    assert 15 < many.core.counters.accepted < 30
+    assert few.core.counters.accepted_announcements == 10_000
+    assert 15 < many.core.counters.accepted_announcements < 30
 
 
 def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):
@@ -151,7 +151,7 @@ def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):
     machine.announcement_received(H5, [], announced(*numbered(*range(100, 30_000))), [])
     machine.announcement_received(H5, [], [SEVEN], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == [H5]
-    assert machine.core.counters.ignored == 29_900 + 2 - 20_000
+    assert machine.core.counters.ignored_announcements == 29_900 + 2 - 20_000
     machine.wait(1.0)
     machine.announcement_received(H5, [], [SEVEN], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == []
@@ -169,7 +169,7 @@ def test_host_that_denies_chunks_it_announced_is_soon_ignored():
             machine.request_chunks([one], Priority.ADVERTISED, (turn, one.oid))
             machine.peer_refused(H5, [(machine.attempt().number, failure.Failure.MISSING)])
     assert 20_000 / 17 - 200 <= asked <= 20_000 / 17 + 200  # each costs one, and 16 for the denial
-    assert machine.core.counters.denied == asked
+    assert machine.core.counters.false_announcements == asked
     machine.wait(2.0)
     machine.announcement_received(H5, [SEVEN], [], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == [H5]  # but not forever
@@ -192,7 +192,7 @@ def test_announcements_are_batched_and_skip_providers_and_announcers(machine):
 def test_eviction_is_sent_to_hosts_that_got_the_announcement(machine):
     machine.chunks_stored([arrived(1, H2)])
     tells(machine)
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     told = tells(machine)
     assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
 
@@ -211,18 +211,18 @@ def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
     machine.chunks_stored([arrived(1, H2)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     told = tells(machine)
     assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_changes_undone_before_they_are_sent_are_not_announced(machine):
     machine.chunks_stored([arrived(1)])
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     assert not tells(machine)
     machine.chunks_stored([arrived(1)])
     tells(machine)
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     machine.chunks_stored([arrived(1)])
     assert not tells(machine)
 
@@ -232,7 +232,7 @@ def test_chunk_is_not_announced_to_a_host_that_announces_it_meanwhile(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     told = tells(machine)
     assert "h3" not in told and len(told) == 6
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     assert "h3" not in tells(machine)
 
 
@@ -292,7 +292,7 @@ def test_announcement_is_not_repeated_to_a_host_that_is_no_neighbour(machine):
 def test_first_neighbour_gets_chunks_stored_before_it_joined():
     machine = one_machine.Machine(1, topology=topologies.all_hosts)
     machine.chunks_stored([arrived(1), arrived(2)])
-    machine.chunk_evicted([chunk(2).cid])
+    machine.chunks_evicted([chunk(2).cid])
     assert not tells(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
     assert [(tell.host, tell.held) for tell in machine.got(actions.SendAnnouncement)] == [

@@ -353,10 +353,10 @@ def test_background_fetches_are_limited_and_stop_without_cache_room():
     machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, 1)
     assert len(machine.asks()["h2"]) == 3
     attempts = machine.got(actions.RequestChunks)[0].attempts
-    machine.room_changed(False)
+    machine.cache_space_changed(False)
     give(machine, attempts[0], numbers[0])
     assert not machine.got(actions.RequestChunks)
-    machine.room_changed(True)
+    machine.cache_space_changed(True)
     assert len(machine.asks()["h2"]) == 1
     request(machine, numbers[7])
     assert machine.asks() == {"h2": [(numbers[7], Mode.HOME)]}

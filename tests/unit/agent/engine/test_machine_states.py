@@ -152,11 +152,11 @@ class Machine(stateful.RuleBasedStateMachine):
         cid = one_machine.chunk(number).cid
         if cid in self.machine.cache:
             self.machine.cache.discard(cid)
-            self.do(self.machine.chunk_evicted([cid]))
+            self.do(self.machine.chunks_evicted([cid]))
 
     @stateful.rule(has_room=st.booleans())
     def room(self, has_room):
-        self.do(self.machine.room_changed(has_room))
+        self.do(self.machine.cache_space_changed(has_room))
 
     @stateful.rule()
     def is_mended(self):
@@ -299,7 +299,7 @@ class Machine(stateful.RuleBasedStateMachine):
         """All reads complete once peers and the source respond correctly."""
         if not hasattr(self, "machine"):
             return
-        self.do(self.machine.room_changed(True))
+        self.do(self.machine.cache_space_changed(True))
         end_s = self.machine.now + 900
         while self.waiting and self.machine.now < end_s:
             for (host, number), attempt in list(self.asked.items()):

@@ -167,7 +167,7 @@ class Scene:
 
     def drain(self):
         """Answer all outstanding requests and reads, as far as possible."""
-        self.feed("room_changed", True)
+        self.feed("cache_space_changed", True)
         for _ in range(60):
             self.peers_answer()
             self.source_answers()
@@ -273,7 +273,7 @@ def peers(scene):
     scene.peers_answer()
     scene.feed("cache_read_failed", PEERS[0], 1)
     scene.feed("answers_delivered", PEERS[:2])
-    scene.feed("chunk_evicted", [chunk(0).cid])
+    scene.feed("chunks_evicted", [chunk(0).cid])
     scene.machine.cache.discard(chunk(0).cid)
     scene.feed("answers_delivered", PEERS)
     scene.ask_me(PEERS[4], 20, 21)

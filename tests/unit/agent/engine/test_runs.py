@@ -239,7 +239,7 @@ def test_lost_connection_redirects_a_run_once(machine):
     machine.connection_lost(H2, attempt.connection)
     [ask] = machine.got(actions.RequestChunks)
     assert ask.host != "h2" and [len(one.refs) for one in ask.attempts] == [8]
-    assert machine.core.counters.fallbacks == 8
+    assert machine.core.counters.failovers == 8
     assert not machine.core.context.peers.get_or_create(H2).pending
 
 

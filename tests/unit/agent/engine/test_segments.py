@@ -160,7 +160,7 @@ def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     first, second = some[0].ring_position, some[4].ring_position
     assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
     assert told[H2].held == ((first, 0b0011), (second, 0b1111))
-    machine.chunk_evicted([some[1].cid, some[3].cid])
+    machine.chunks_evicted([some[1].cid, some[3].cid])
     told = tells(machine)
     assert (told[H2].evicted, told[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
 
@@ -189,13 +189,13 @@ def test_holder_that_denies_a_chunk_stays_holder_of_the_others(machine):
     machine.request_chunks(some[:1], priority.Priority.ADVERTISED, "ahead")
     machine.peer_refused(H3, [(machine.attempt().number, failure.Failure.MISSING)])
     holders = [machine.core.context.locations.holders_of_chunk(ref) for ref in some]
-    assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.denied == 1
+    assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.false_announcements == 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_announcements_with_another_segment_length_are_ignored(machine, length):
     machine.announcement_received(H3, announced(*in_segments(range(8, 12))), [], [], length)
-    assert machine.core.counters.ignored == 4 and not machine.last
+    assert machine.core.counters.ignored_announcements == 4 and not machine.last
     assert not len(machine.core.context.locations)
 
 
@@ -216,7 +216,10 @@ def test_new_segment_length_clears_locations_and_hints(machine):
 def test_announcement_allowance_counts_chunks_not_segments(machine):
     told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
     machine.announcement_received(H3, told, [], [], LENGTH)
-    assert machine.core.counters.accepted == 20_000 and machine.core.counters.ignored == 16_000
+    assert (
+        machine.core.counters.accepted_announcements == 20_000
+        and machine.core.counters.ignored_announcements == 16_000
+    )
     assert len(machine.core.context.locations) == 5_000
 
 
