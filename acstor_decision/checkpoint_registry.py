@@ -147,13 +147,13 @@ class CheckpointRegistry:
             return messages.Response(str(e))
         except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
             self.refused["unknown"] += 1
-            return messages.Response(str(e), may_pass=True)
+            return messages.Response(str(e), is_transient=True)
         except (nova_client.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
             self._warnings.log_line("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Response(
-                "the database is unreachable" if is_database else str(e), may_pass=True
+                "the database is unreachable" if is_database else str(e), is_transient=True
             )
 
     @contextlib.contextmanager

@@ -73,10 +73,10 @@ class DecisionService:
         clock: clocks.Clock = time,
     ) -> None:
         self.own = conf.acstor_decision
-        limits = decision_conf.limits(self.own)
+        limits = decision_conf.membership_limits(self.own)
         limits = dataclasses.replace(limits, verify_addresses=verifier is not None)
         self.members = members.Members(limits)
-        policy = decision_conf.policy(self.own)
+        policy = decision_conf.remap_policy(self.own)
         self.decider = decider.Decider(policy, self.members, decider.VNodeTable({}))
         self.current = _EMPTY_TABLE
         self.leads = False

@@ -89,7 +89,7 @@ class GrantClient:
         self, what: str, image_id: ids.ImageId, response: image_grants.GrantResponse
     ) -> decision_messages.Signed:
         if response.grant is None:
-            refusal = errors.SourceUnreachable if response.may_pass else errors.ChunkRefused
+            refusal = errors.SourceUnreachable if response.is_transient else errors.ChunkRefused
             raise refusal(what, WHERE, response.why)
         grant = signed_messages.verify_from_service(
             response.grant,

@@ -174,7 +174,7 @@ class Supervisor:
         if self._is_mounted and self._is_stored:
             is_left = not fuse_connection.unmount_unused(point, connection.fuse_fd)
         elif self._is_mounted:
-            fuse_connection.unmount(point, is_held=bool(self._held))
+            fuse_connection.unmount(point, is_forced=bool(self._held))
         if is_left:
             LOG.warning("%s: guests use it; leaving it to its holder", point)
         else:

@@ -95,7 +95,7 @@ class GatewaySource(glance.GlanceSource):
 
         async def ask(ticket: glance.ServiceEndpoint) -> bytes:
             headers = await self._headers(ticket, asked, blob.image_id, location.glance_id)
-            async with self._link.send_request(asked, headers) as answer:
+            async with self._pool.send_request(asked, headers) as answer:
                 return await answer.read_body(WORDS_LIMIT_BYTES)
 
         try:

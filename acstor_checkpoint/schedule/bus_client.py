@@ -95,10 +95,10 @@ class BusClient:
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
         for pause_s in self._limits.pauses_s:
-            if not answer.may_pass or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
+            if not answer.is_transient or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
                 break
             answer = self._registered(record)
-        if answer.may_pass:
+        if answer.is_transient:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
             raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")

@@ -72,7 +72,7 @@ class Pins(StateFile):
     def load(self, folder):
         found = pin_file.PinFile(folder).read()
         if found is None:
-            assert pin_file.PinFile(folder).derive_pins() == {}
+            assert pin_file.PinFile(folder).pins_of_attached() == {}
             return 0
         return int(found[IMAGES[0]].since_s)
 

@@ -109,8 +109,8 @@ class Pregather(policy.SchedulingPolicy):
         if len(self._streams) >= self._limits.stream_limit:
             self._forget_silent()
         limits = self._limits
-        predicts = navigator.Navigator(limits.zone_bytes, limits.decay, limits.window_s)
-        profile = self._streams[stream] = stream_profile.StreamProfile(stream, predicts)
+        predictor = navigator.Navigator(limits.zone_bytes, limits.decay, limits.window_s)
+        profile = self._streams[stream] = stream_profile.StreamProfile(stream, predictor)
         return profile
 
     def _forget_silent(self) -> None:

@@ -209,12 +209,12 @@ def _request_checkpoint(
 def delete(call: operation.Call) -> DeletedCheckpoint:
     """Delete a checkpoint unless a recovery may be using it."""
     row, now_s = _row(call), call.wall()
-    if not call.body.force and checkpoint_queries.is_recovered(row, now_s):
+    if not call.body.force and checkpoint_queries.is_protected(row, now_s):
         assert row.recovered_s is not None
         why = (
             f"a recovery from checkpoint {row.checkpoint_id} began at {_moment(row.recovered_s)} "
             f"and may still read it. It can be deleted once the server has a checkpoint of its new "
-            f"host, and from {_moment(row.recovered_s + checkpoint_queries.RECOVERY_S)} on; "
+            f"host, and from {_moment(row.recovered_s + checkpoint_queries.PROTECTION_S)} on; "
             "--force "
             "deletes it now"
         )

@@ -40,7 +40,7 @@ BLOBS = {
     CHUNK_MAP.file_name: MAP,
     BOOT_IMAGE.file_name: BOOT,
 }
-STREAM = full_download.StreamLimits(first_pause_s=0.01, longest_pause_s=0.01)
+STREAM = full_download.StreamLimits(min_pause_s=0.01, max_pause_s=0.01)
 
 
 @pytest.fixture
@@ -205,19 +205,19 @@ async def test_stream_that_keeps_breaking_is_abandoned_after_some_tries(server, 
     store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, len(MAP))
-    assert store.whole == {artefact_path(server): STREAM.tries}
+    assert store.whole == {artefact_path(server): STREAM.max_attempts}
 
 
 @pytest.mark.expect_log("download failed, .*less than 100000 bytes of it arrived in 0.2 s")
 async def test_trickling_stream_is_abandoned_and_frees_its_slot(server, store, source):
     set_stream_limits(source, window_s=0.2, min_bytes=100_000)
-    store.streams = [rangeless.trickling(0.02)] * STREAM.tries
+    store.streams = [rangeless.trickling(0.02)] * STREAM.max_attempts
     with (
         trio.fail_after(25),
         pytest.raises(errors.SourceUnreachable, match="bytes of it arrived in"),
     ):
         await source.read(CHUNK_MAP, MIB, 4)
-    assert store.whole[artefact_path(server)] <= 1 + STREAM.tries
+    assert store.whole[artefact_path(server)] <= 1 + STREAM.max_attempts
     assert source._copies._artefact_turns.borrowed_tokens == 0
 
 

@@ -50,7 +50,7 @@ class Cloud(exchange_cloud.Cloud):
             *(driver, self._folder, self.nursery, random.Random(1)),
             delegated_host=self.elsewhere(here),
             limits=download_source.DownloadLimits(
-                full_download.StreamLimits(first_pause_s=0.01), image_wait_s=0.3
+                full_download.StreamLimits(min_pause_s=0.01), image_wait_s=0.3
             ),
         )
         made = self.sources[here] = source_client.SourceClient([driver], copies=copies)

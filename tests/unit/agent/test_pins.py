@@ -120,7 +120,7 @@ async def test_lost_pin_file_is_rebuilt_from_attached_images_newest_first(tmp_pa
         await make(host, IMAGE)
         await make(host, OTHER)
     os.utime(tmp_path / "maps" / f"{IMAGE}.acmap", (1000, 1000))
-    path = tmp_path / pin_file.FILE
+    path = tmp_path / pin_file.FILE_NAME
     if raw is None:
         path.unlink()
     else:
@@ -152,7 +152,10 @@ async def test_failed_write_of_the_pin_file_loses_no_pin(host, tmp_path, monkeyp
         assert promised_bytes(host) == 2 * MIB
     await make(host, OTHER)
     assert not told[-1]
-    assert set(pin_record.decode((tmp_path / pin_file.FILE).read_bytes(), "")) == {IMAGE, OTHER}
+    assert set(pin_record.decode((tmp_path / pin_file.FILE_NAME).read_bytes(), "")) == {
+        IMAGE,
+        OTHER,
+    }
 
 
 async def test_unpin_after_a_map_change_releases_the_former_chunks(host):

@@ -138,7 +138,7 @@ def test_checkpoint_is_registered_completely_and_kept_ones_returned(daemon, serv
 
 
 def test_registration_is_retried_when_the_service_is_busy(daemon, service, monkeypatch):
-    service.answer, pauses_s = messages.CheckpointResponse("too many wait", may_pass=True), []
+    service.answer, pauses_s = messages.CheckpointResponse("too many wait", is_transient=True), []
 
     def wait(pause_s):
         pauses_s.append(pause_s)
@@ -163,7 +163,7 @@ def test_intervals_are_fetched_and_bounded(daemon, service):
         of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
     )
     assert daemon.fetch_intervals() == nova_intervals.Intervals(600, {INSTANCE: 0})
-    service.answer = messages.IntervalResponse("Nova is away", may_pass=True)
+    service.answer = messages.IntervalResponse("Nova is away", is_transient=True)
     with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
         daemon.fetch_intervals()
     service.answer = messages.IntervalResponse(
@@ -192,7 +192,10 @@ def test_response_for_another_purpose_is_refused(daemon, service):
     ("answer", "why"),
     [
         (messages.CheckpointResponse("it has not enrolled here"), "not enrolled"),
-        (messages.CheckpointResponse("the database is unreachable", may_pass=True), "unreachable"),
+        (
+            messages.CheckpointResponse("the database is unreachable", is_transient=True),
+            "unreachable",
+        ),
         (
             messages.CheckpointResponse(kept=(kept(1),), is_complete=False),
             "more checkpoints than it lists",
@@ -210,7 +213,7 @@ def test_incomplete_kept_list_is_an_error(daemon, service, answer, why):
     [
         (messages.CheckpointResponse("Nova says no"), errors.Unusable, "refuses it: Nova says no"),
         (
-            messages.CheckpointResponse("Nova is away", may_pass=True),
+            messages.CheckpointResponse("Nova is away", is_transient=True),
             errors.DecisionUnreachable,
             "is away",
         ),

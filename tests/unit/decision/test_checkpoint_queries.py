@@ -136,7 +136,7 @@ def test_checkpoint_under_recovery_is_kept_until_its_new_host_registers(hosts):
 def test_checkpoint_under_recovery_is_dropped_after_the_time_limit(hosts):
     hosts.register(taken(1))
     hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
-    hosts.now_s += checkpoint_queries.RECOVERY_S
+    hosts.now_s += checkpoint_queries.PROTECTION_S
     for number in (2, 3):
         hosts.now_s += 1
         hosts.register(taken(number, sent_s=hosts.now_s))
@@ -232,7 +232,7 @@ REFUSED = {
 def test_host_registers_only_for_servers_on_it(hosts, servers, why):
     hosts.nova.servers = servers
     answer = hosts.register(taken(1))
-    assert why in answer.why and not answer.may_pass
+    assert why in answer.why and not answer.is_transient
     assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
 
 
@@ -277,7 +277,7 @@ def test_holders_must_be_enrolled_hosts_at_their_own_addresses(hosts):
 @pytest.mark.expect_log("must retry")
 def test_registration_without_nova_or_database_asks_for_a_retry(hosts, failure):
     hosts.nova.failure = failure
-    assert hosts.register(taken(1)).may_pass and hosts.ids() == []
+    assert hosts.register(taken(1)).is_transient and hosts.ids() == []
     hosts.nova.failure = None
     assert not hosts.register(taken(1, sent_s=NOW_S + 2)).why
 
@@ -389,7 +389,7 @@ def test_intervals_are_those_of_the_hosts_own_servers(hosts):
 def test_intervals_are_refused_to_other_hosts_and_without_nova(hosts):
     assert "it is signed by h2" in hosts.intervals(by="h2").why
     hosts.nova.failure = nova_client.NovaUnreachable("HTTP 403")
-    assert hosts.intervals().may_pass
+    assert hosts.intervals().is_transient
 
 
 def test_server_on_no_host_has_no_checkpoint_due(hosts):
@@ -421,7 +421,7 @@ def test_host_has_one_interval_request_in_flight(hosts):
     asks = iter([slowly, lambda _host: messages.IntervalResponse()])
     assert not hosts.intervals().why
     again, of_another = told
-    assert again.may_pass and "another request of h1 is in progress" in again.why
+    assert again.is_transient and "another request of h1 is in progress" in again.why
     assert not of_another.why
 
 

@@ -151,8 +151,8 @@ def test_checkpoint_pruned_before_its_recovery_is_recorded_is_not_found(
 
 def test_recovery_protects_a_checkpoint_for_three_days(client, three, store):
     for ago_s, status in (
-        (checkpoint_queries.RECOVERY_S - 60, 409),
-        (checkpoint_queries.RECOVERY_S + 60, 200),
+        (checkpoint_queries.PROTECTION_S - 60, 409),
+        (checkpoint_queries.PROTECTION_S + 60, 200),
     ):
         store.record_recovery(checkpoint_id(1), time.time() - ago_s)
         assert client.post(f"{ONE}/delete").status_code == status
