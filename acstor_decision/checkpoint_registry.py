@@ -131,11 +131,11 @@ class CheckpointRegistry:
             with self._alone(message.host, purpose, kind):
                 return work(message)
 
-        answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
+        answer = msgspec.structs.replace(self._respond(done), host=host, sent_s=sent_s)
         made = signed_messages.sign_payload(answer, purpose, self._trust().signer)
         return decision_messages.encode(made)
 
-    def _said(self, work: Callable[[], messages.Response]) -> messages.Response:
+    def _respond(self, work: Callable[[], messages.Response]) -> messages.Response:
         try:
             return work()
         except errors.NotAuthenticated as e:

@@ -252,7 +252,7 @@ class Exchange(engine_driver.EngineDriver):
     def _complete(self, complete: actions.CompleteRead) -> None:
         request: Any = complete.token
         if complete.failure is not None:
-            complete = complete._replace(why=self._in_words(request, complete.why))
+            complete = complete._replace(why=self._with_last_error(request, complete.why))
         if complete.failure is Failure.LOST:
             image_id = request.refs[0].image_id
             suppressed = self._log_limit.take_line((image_id, "lost"), self.clock())
@@ -266,21 +266,21 @@ class Exchange(engine_driver.EngineDriver):
 
     def _report_stall(self, stall: actions.ReportStall) -> None:
         request: Any = stall.token
-        why = self._in_words(request, stall.why)
+        why = self._with_last_error(request, stall.why)
         if (absent := stall.absent) is not None:
             key = absent.image_id, "absent"
             if self._log_limit.take_line(key, self.clock()) is not None:
                 LOG.warning(
                     "image %s: data of it is unavailable, guests that read it wait and get I/O "
                     "errors in %.0f s: %s: %s",
-                    *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
+                    *(absent.image_id, stall.lost_in_s, read_request.describe_chunk(absent), why),
                 )
         if request.guest_wait is not None:
             request.guest_wait.why = why
 
-    def _in_words(self, request: read_request.ReadRequest, why: str) -> str:
-        said = self._source_reader.last_errors.get(request.refs[0].image_id)
-        return f"{why}; {said}" if said else why
+    def _with_last_error(self, request: read_request.ReadRequest, why: str) -> str:
+        last_error = self._source_reader.last_errors.get(request.refs[0].image_id)
+        return f"{why}; {last_error}" if last_error else why
 
     def _log_backoff(self, backoff: actions.ReportBackoff) -> None:
         LOG.warning("%s is in backoff for %.1f s: %s", backoff.host, backoff.for_s, backoff.why)

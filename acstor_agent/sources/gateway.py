@@ -99,10 +99,10 @@ class GatewaySource(glance.GlanceSource):
                 return await answer.read_body(WORDS_LIMIT_BYTES)
 
         try:
-            said = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)
+            fault = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)
         except (errors.ChunkUnavailable, msgspec.DecodeError, UnicodeError):
             return ""
-        return said.error.message
+        return fault.error.message
 
     async def _pass(self, what: str, refused: str | None = None) -> glance.ServiceEndpoint:
         ticket = await super()._pass(what, refused)

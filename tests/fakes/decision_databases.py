@@ -322,7 +322,7 @@ class Suite:
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
-        assert store.needed_images(0, 0, 9).heard_s is None
+        assert store.needed_images(0, 0, 9).last_sample_s is None
 
     def test_image_is_grantable_for_an_hour_or_while_a_host_lacks_chunks(
         self, store: database.Database

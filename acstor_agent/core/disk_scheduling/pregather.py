@@ -252,8 +252,8 @@ class Pregather(policy.SchedulingPolicy):
         since_s = now_s - self._slice_began_s
         if since_s >= self._slice_s:
             return True
-        is_lent = since_s >= self._limits.slice_s and self._limits.lends_slices
-        return is_lent and any(self._has_overdue(queue, now_s) for queue in self._all.values())
+        is_extended = since_s >= self._limits.slice_s and self._limits.lends_slices
+        return is_extended and any(self._has_overdue(queue, now_s) for queue in self._all.values())
 
     def _has_overdue(self, queue: request_queue.RequestQueue, now_s: float) -> bool:
         mine = self._current.stream if self._current else None

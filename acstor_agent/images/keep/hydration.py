@@ -157,8 +157,8 @@ class Hydration:
             known.part = known.left_bytes = None
             known.missing.clear()
             is_due = True
-        is_other_room = known.changes_at_failure != self._pins.changes
-        if is_due and is_other_room and self._may_attach(image_id, known):
+        have_pins_changed = known.changes_at_failure != self._pins.changes
+        if is_due and have_pins_changed and self._may_attach(image_id, known):
             known.counted_s = trio.current_time()
             await self._pin_image(image_id, known, is_replica=is_replica)
 

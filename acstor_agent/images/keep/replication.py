@@ -198,12 +198,12 @@ class Replication:
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
-            is_soon = (
+            is_rate_limited = (
                 isinstance(share, LocalShare) and share.left_bytes and isinstance(last, LocalShare)
             )
             hosts = self._leases.hosts_of(image_id)
             every_s = max(self._limits.report_interval_s, replica_holders.PER_HOST_S * len(hosts))
-            if share == last or (is_soon and now_s < at_s + every_s):
+            if share == last or (is_rate_limited and now_s < at_s + every_s):
                 continue
             self._last[image_id] = share, now_s
             for host in hosts:

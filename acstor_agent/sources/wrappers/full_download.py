@@ -314,11 +314,11 @@ def _close_soon(descriptor: int) -> trio.Event:
     """Close a file in a thread, since deletion takes seconds per GiB."""
     closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-    def tell(_: object) -> None:
+    def notify(_: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(closed.set)
 
-    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), tell)
+    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), notify)
     return closed
 
 

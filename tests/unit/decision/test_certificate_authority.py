@@ -448,7 +448,7 @@ def hosts(count: int) -> list[ids.HostId]:
 
 @pytest.mark.parametrize("mode", ["automatic", "approved"])
 def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
-    cloud = Cloud(configure(enrolment=mode), store, unheard_per_user=3)
+    cloud = Cloud(configure(enrolment=mode), store, unseen_per_user=3)
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
             cloud.enrol(host, "shared", certificates.new_key())
@@ -464,7 +464,7 @@ def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
 
 
 def test_heard_hosts_count_towards_the_larger_limit(cloud):
-    cloud.limit(unheard_per_user=1, per_user=2)
+    cloud.limit(unseen_per_user=1, per_user=2)
     for host in (H1, H2):
         cloud.enrol(host)
         samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
@@ -475,7 +475,7 @@ def test_heard_hosts_count_towards_the_larger_limit(cloud):
 
 
 def test_forgotten_name_is_free_and_its_certificate_stays_revoked(cloud):
-    cloud.limit(unheard_per_user=1)
+    cloud.limit(unseen_per_user=1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
     assert cloud.keeper.delete_host(H1)

@@ -211,10 +211,13 @@ def test_each_round_updates_the_metrics(lone):
     assert picture.hosts["h1"].traffic_share > 0.9 and not picture.hosts["h2"].is_overloaded
     assert picture.moved == 300 + 100 - picture.hosts["h1"].vnodes
     assert picture.traffic_cv == pytest.approx(2**0.5), "one of three carries everything"
-    assert (picture.heard, sum(picture.refused.values())) == (15, 0)
+    assert (picture.accepted_samples, sum(picture.refused.values())) == (15, 0)
     lone.hear(sample("h1", 1, 0, 0))
     cloud.collect()
-    assert (lone.service.metrics.heard, lone.service.metrics.refused["out_of_order"]) == (18, 1)
+    assert (
+        lone.service.metrics.accepted_samples,
+        lone.service.metrics.refused["out_of_order"],
+    ) == (18, 1)
 
 
 def test_drained_host_gets_no_v_nodes(lone, store):

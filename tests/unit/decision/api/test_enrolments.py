@@ -157,7 +157,7 @@ def test_operator_allows_one_key_and_one_user(client, store):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user that never")
-@pytest.mark.parametrize("enrolment_limits", [Limits(unheard_per_user=2)])
+@pytest.mark.parametrize("enrolment_limits", [Limits(unseen_per_user=2)])
 def test_user_enrols_a_limited_number_of_unheard_hosts(client, store):
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200

@@ -165,7 +165,7 @@ def exchange(store, number, peers, **fields):
 def flows(client, query=""):
     found = client.get(f"/v1/traffic/peers{query}").json
     return found["hosts"], [
-        (flow["giver"], flow["receiver"], flow["bytes"]) for flow in found["flows"]
+        (flow["sender"], flow["receiver"], flow["bytes"]) for flow in found["flows"]
     ]
 
 

@@ -48,11 +48,11 @@ def checkpoint(age_s, interval_s):
 
 TROUBLE = decision_messages.HostFault("address in use", NOW_S - 301)
 FOUND = {
-    "no-samples": seen(host(is_heard=False)),
-    "host-silent": seen(host(), host("h2", is_heard=False)),
-    "host-no-samples": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
+    "no-samples": seen(host(is_up=False)),
+    "host-silent": seen(host(), host("h2", is_up=False)),
+    "host-no-samples": seen(host(), host("h2", is_up=False, no_sample_s=121.0)),
     "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
-    "host-waiting": seen(host(), host("h2", is_heard=False, is_waiting=True)),
+    "host-waiting": seen(host(), host("h2", is_up=False, is_waiting=True)),
     "certificate-expired": seen(host(lifetime_left=-0.1)),
     "certificate-expires": seen(host(lifetime_left=0.1)),
     "no-table": seen(epoch=0, published_ago_s=None),
@@ -110,7 +110,7 @@ def test_every_check_has_a_test_case():
         seen(images=[image(cloud_state.ImageState.PREPARING)]),
         seen(listeners=[cloud_state.ListenerStatus(name="c1", reported_ago_s=60.0)]),
         seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
-        seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
+        seen(host(), host("h2", is_up=False, no_sample_s=10.0)),  # it has just enrolled
     ],
 )
 def test_healthy_state_gives_no_finding(picture):
@@ -119,12 +119,12 @@ def test_healthy_state_gives_no_finding(picture):
 
 
 def test_finding_names_the_last_leader_when_no_host_is_heard():
-    (found,) = health_checks.find_problems(seen(host(is_heard=False), instance="controller1"))
+    (found,) = health_checks.find_problems(seen(host(is_up=False), instance="controller1"))
     assert found.subjects == ["instance controller1: the last leader", "h1"]
 
 
 def test_findings_are_sorted_by_severity():
-    picture = seen(told(failed_reads=1), host("h2", is_heard=False))
+    picture = seen(told(failed_reads=1), host("h2", is_up=False))
     found = health_checks.find_problems(picture)
     assert [one.code for one in found] == ["reads-failed", "host-silent"]
     assert finding.worst_severity(found) is finding.Severity.ERROR
@@ -159,6 +159,6 @@ def test_checkpoint_failures_have_remedies_and_list_vaults_first():
 
 
 def test_finding_counts_all_subjects_and_names_some():
-    silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
+    silent = [host(f"h{number}", is_up=False) for number in range(2, 32)]
     (found,) = health_checks.find_problems(seen(host(), *silent))
     assert (found.count, len(found.subjects)) == (30, finding.NAMED)
