@@ -46,7 +46,7 @@ from tests.lab import identities
 from tests.lab import local
 
 ENDS_S = 10.0
-GATEWAY_LIMITS = gateway_client.GatewayLimits(ask_s=(1.0, 1.0))
+GATEWAY_LIMITS = gateway_client.GatewayLimits(timeout_s=(1.0, 1.0))
 LIBVIRT_LIMITS = libvirt_link.LibvirtLimits(open_s=1.0)
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
