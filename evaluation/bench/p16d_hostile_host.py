@@ -42,7 +42,7 @@ from acstor_common.ring import hash_ring
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova_client
 from evaluation.bench import harness
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import hostile_holder
 from tests.fakes import http_server
 from tests.lab import checkpoints
@@ -286,7 +286,7 @@ def nothing(_cloud: Cloud) -> Iterator[None]:
 def strangers(cloud: Cloud) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for vault in cloud.victims:
-            stack.enter_context(denials.Strangers(vault.port))
+            stack.enter_context(dos_attacks.SilentConnections(vault.port))
         yield
 
 

@@ -33,8 +33,8 @@ from acstor_agent.engine.serve import served_copies
 from acstor_policies import topologies
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm
+from tests.fakes import hostile_hosts
 from tests.fakes import transfer_hosts
-from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
 
 P = priority.Priority
@@ -226,7 +226,7 @@ def test_source_has_at_most_one_read_in_flight_per_content():
 def test_lying_hosts_cost_only_time():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
-        kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
+        kind = hostile_hosts.WrongBytesHost if number < 3 else transfer_hosts.Host
         world.add(name, kind, topology=topologies.all_hosts)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
@@ -241,7 +241,7 @@ def test_lying_hosts_cost_only_time():
 def test_host_without_cids_gets_no_chunk_of_an_image():
     world = transfer_world.World(4, 4, 16)
     for name in world.names:
-        world.add(name, transfer_strangers.Spy if name == "h1" else transfer_hosts.Host)
+        world.add(name, hostile_hosts.Spy if name == "h1" else transfer_hosts.Host)
     for host in world.hosts.values():  # the secret CIDs are here
         host.cache.update({chunk.cid: world.content_of(chunk.cid) for chunk in world.secret})
     world.hosts[world.names[0]].cache.clear()

@@ -26,10 +26,10 @@ from acstor_common.model import ids
 from acstor_policies import learned_ring
 from acstor_policies import place_identity
 from acstor_policies import topologies
+from tests.fakes import hostile_hosts
 from tests.fakes import transfer_guests
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
-from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
@@ -95,7 +95,7 @@ class Run:
         }
         bad = 0 if self.is_calm else rng.randint(0, max(1, count // 4))
         for number, name in enumerate(self.world.names):
-            kind = rng.choice(transfer_strangers.KINDS) if number < bad else transfer_hosts.Host
+            kind = rng.choice(hostile_hosts.KINDS) if number < bad else transfer_hosts.Host
             host = self.world.add(name, kind, **settings)
             if not knows_all:  # chunks of unattached images are looked up there
                 host.attach(rng.sample(transfer_world.IMAGES, rng.randint(0, 2)))

@@ -22,8 +22,8 @@ from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_simulator.model import virtual_host
-from tests.fakes import giving_checks
 from tests.fakes import known_maps
+from tests.fakes import serving_checks
 
 Failure = failure.Failure
 
@@ -161,12 +161,12 @@ class Host(virtual_host.VirtualHost):
         self.world.break_(self.name, drop.connection[0])
 
     def _send_announcement(self, tell: actions.SendAnnouncement) -> None:
-        giving_checks.check_tell(self, tell)
+        serving_checks.check_tell(self, tell)
         for _ in range(self.world.times_of_news()):
             super()._send_announcement(tell)
 
     def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
-        giving_checks.check_heard(self, heard)
+        serving_checks.check_heard(self, heard)
         self.call_later(self.heard, heard)
 
     def _look_up(self, look_up: actions.LookUpContents) -> None:
@@ -196,10 +196,10 @@ class Host(virtual_host.VirtualHost):
         for answer in reply.split_runs():
             if isinstance(answer, actions.SendReferral):
                 host = self.world.host_of(reply.connection)
-                giving_checks.check_referral(self, host, answer.hosts)
+                serving_checks.check_referral(self, host, answer.hosts)
             if isinstance(answer, actions.SendChunk):
                 data = answer.data if answer.data is not None else self.cache[answer.ref.cid]
-                giving_checks.check_given(self, answer, data)
+                serving_checks.check_given(self, answer, data)
         super()._reply(reply)
 
     # Events
@@ -219,5 +219,5 @@ class Host(virtual_host.VirtualHost):
 
     def take_table(self, table: Any, former: Any) -> None:
         """Put another table in force."""
-        self.told_before = giving_checks.neighbours_of(self)
+        self.told_before = serving_checks.neighbours_of(self)
         super().take_table(table, former)

@@ -56,7 +56,7 @@ from tests.fakes import manual_clock
 from tests.fakes import memory_bus
 from tests.security.fuzz import cases
 from tests.security.fuzz import mutations
-from tests.security.fuzz import said
+from tests.security.fuzz import wire_messages
 
 CASES, SEED = cases.CASES, cases.SEED
 NOW_S = checkpoint_hosts.NOW_S
@@ -215,7 +215,7 @@ def decision(tmp_path: pathlib.Path) -> Iterator[Decision]:
 
 def sample(sent_s: float) -> msgspec.Struct:
     number = int((sent_s - NOW_S) * 1000) + 1
-    return msgspec.structs.replace(said.SAMPLE_EXAMPLE, sent_s=sent_s, number=number)
+    return msgspec.structs.replace(wire_messages.SAMPLE_EXAMPLE, sent_s=sent_s, number=number)
 
 
 def failing(sent_s: float) -> msgspec.Struct:
@@ -326,7 +326,7 @@ async def test_agent_accepts_or_refuses_tables_and_tasks(
 
     def hear() -> None:
         for number in range(CASES):
-            task = msgspec.structs.replace(said.TASK_EXAMPLE, request=number)
+            task = msgspec.structs.replace(wire_messages.TASK_EXAMPLE, request=number)
             given = decision_messages.TaskForHosts(task=task, hosts=("h1",), given_s=time.time())
             refused(host.bus.heard[decision_messages.IMAGE_TASK_GIVEN], changed(given, sign, rng))
             table = hash_ring.Ring(

@@ -12,7 +12,7 @@ from acstor_agent.peers.connection import client_connection
 from acstor_common import errors
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 from tests.unit.agent import test_peer_network as nets
 
 CHUNK = 4096
@@ -118,7 +118,7 @@ async def asked_by(converse, **options):
 async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.Mode.HOME_ONLY):
     """Fetch chunks in one batch; record the outcome of each."""
     asked = [request(number, mode=mode) for number in numbers]
-    came = await peer_giver.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
+    came = await request_server.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
     for number, outcome in came.items():
         is_right = not isinstance(outcome, Exception) and (
             outcome == DATA[CHUNK * number :][:CHUNK]

@@ -22,7 +22,7 @@ from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
 from tests.fakes import announced
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 
 CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -79,7 +79,7 @@ async def serving(
     )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        handler = handler or peer_giver.TaskGiver(serve, nursery)
+        handler = handler or request_server.TaskServer(serve, nursery)
         await nursery.start(net.serve_forever, handler, listeners)
         yield net, address_of(listeners[0])
         await net.aclose()
@@ -105,7 +105,7 @@ class Client:
         request = peer_wire.ChunkRequest(
             self.asked, IMAGE, offset, length, PROOF, mode, priority, 1
         )
-        return await peer_giver.fetch(self.net, host, self.address, request, timeout_s)
+        return await request_server.fetch(self.net, host, self.address, request, timeout_s)
 
 
 @contextlib.asynccontextmanager

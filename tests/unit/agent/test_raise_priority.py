@@ -14,7 +14,7 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
-from tests.fakes import turns
+from tests.fakes import task_switches
 from tests.unit.agent import test_peer_batches as batches
 from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent.test_peer_batches import frames
@@ -290,7 +290,7 @@ async def test_flood_of_priority_raises_leaves_loop_turns_to_other_tasks():
         stream = await nets.dial(address)
         await stream.send_all(BULK_HELLO)
         await stream.receive_some()
-        async with turns.taken_beside() as others:
+        async with task_switches.taken_beside() as others:
             await stream.send_all(
                 frames(*(peer_wire.RaisePriority((n, n + 1)) for n in range(count)))
             )

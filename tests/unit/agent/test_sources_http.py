@@ -25,7 +25,7 @@ from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
 from tests.fakes import http_server
-from tests.fakes import turns
+from tests.fakes import task_switches
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 DATA = bytes(range(256)) * 4096
@@ -214,7 +214,7 @@ async def test_one_byte_body_chunks_yield_to_other_tasks():
         theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it has arrived
         answer = http_response.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
-        with turns.counted() as counted:
+        with task_switches.counted() as counted:
             await answer.send_request(request)
             assert await answer.read_body(4096) == b"x" * 4096
         assert counted.turns == 4099 // 64
@@ -618,7 +618,7 @@ async def test_one_byte_tls_records_yield_to_other_tasks(tls_context, tmp_path):
     stream = http_stream.TlsStream(ours, 1.0, client)
     with ours, theirs:
         theirs.sendall(b"".join(server.encrypt(b"x") for _ in range(4000)))
-        with turns.counted() as counted:
+        with task_switches.counted() as counted:
             left = 4000
             while left:
                 left -= await stream.receive_into([bytearray(1000)])

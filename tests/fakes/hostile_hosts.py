@@ -25,7 +25,7 @@ PROMISES_S = 60.0
 NOWHERE = ids.ImageId("00000000-0000-4000-8000-000000000000")
 
 
-class Boaster(Host):
+class FalseAnnouncer(Host):
     """Announces repeatedly that it has all chunks, and that others may evict them."""
 
     def start(self) -> None:
@@ -45,7 +45,7 @@ class Boaster(Host):
             world.call_later(self, BOAST_EVERY_S, self._boast)
 
 
-class Liar(Boaster):
+class WrongBytesHost(FalseAnnouncer):
     """Sends wrong bytes."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
@@ -56,7 +56,7 @@ class Liar(Boaster):
         ]
 
 
-class Denier(Boaster):
+class Denier(FalseAnnouncer):
     """Announces all chunks, and then refuses them."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
@@ -87,7 +87,7 @@ class Mute(Host):
         return [answer for answer in answers if self.world.rng.random() < 0.33]
 
 
-class Asker(Host):
+class RequestingHost(Host):
     """Sends requests of its own, besides its guests' reads.
 
     :ivar asked: number of requests
@@ -108,7 +108,7 @@ class Asker(Host):
         )
 
 
-class Spy(Asker):
+class Spy(RequestingHost):
     """Requests random content without knowing its CIDs."""
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class Spy(Asker):
         super()._answered(host, answers)
 
 
-class Flooder(Asker):
+class Flooder(RequestingHost):
     """Sends too many requests, also for unknown images, and cancels some."""
 
     def start(self) -> None:
@@ -206,4 +206,4 @@ class Busy(Host):
         return [actions.SendRefusal(answer.number, Failure.BUSY) for answer in answers]
 
 
-KINDS = (Liar, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)
+KINDS = (WrongBytesHost, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)
