@@ -46,7 +46,7 @@ LINK = 25e6 / 8
 def test_reads_are_answered_once_with_right_bytes_under_all_faults(seed, learns_ring):
     run, error = transfer_swarm.play(seed, learns_ring=learns_ring)
     if error is not None:
-        transfer_swarm.tell(run, error, None, learns_ring)
+        transfer_swarm.report_failure(run, error, None, learns_ring)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -56,7 +56,7 @@ def test_reads_are_right_when_transfers_merge_and_split(seed):
     """Two hosts have the same owners of all chunks, so transfers are as long as possible."""
     run, error = transfer_swarm.play(seed, hosts=2, run_chunks=16)
     if error is not None:
-        transfer_swarm.tell(run, error, 2, run_chunks=16)
+        transfer_swarm.report_failure(run, error, 2, run_chunks=16)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -67,7 +67,7 @@ def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
     how = None, False, 16, segment_chunks
     run, error = transfer_swarm.play(seed, *how)
     if error is not None:
-        transfer_swarm.tell(run, error, *how)
+        transfer_swarm.report_failure(run, error, *how)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -75,7 +75,7 @@ def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
 follow_table = announcements.Announcements.follow_table
 
 
-def tell_everybody(told, now):
+def announce_to_all(told, now):
     """Make all near hosts neighbours, whatever the topology."""
     follow_table(told, now)
     hosts = (host.host for host in told._ring.near.hosts)
@@ -144,7 +144,7 @@ FAULTS = {  # a broken rule, the seed that finds it, and how it is broken
         "chunks_arrived",
         give_something_else,
     ),
-    "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
+    "announced to all": (11, announcements.Announcements, "follow_table", announce_to_all),
     "many are asked at once": (
         4,
         source_selection.SourceSelection,

@@ -140,13 +140,13 @@ class Run:
         undo = fault(self)
         if undo is not None:
             self._undo.append(undo)
-            self._at(self.rng.random() * 6, lambda: self._mend(undo))
+            self._at(self.rng.random() * 6, lambda: self._undo_fault(undo))
         self._at(self.rng.expovariate(2.0), self._storm)
 
     def _at(self, after_s: float, call: Callable[[], None]) -> None:
         self.world.network.call_at(self.world.now + after_s, call)
 
-    def _mend(self, undo: Callable[[], None]) -> None:
+    def _undo_fault(self, undo: Callable[[], None]) -> None:
         if undo in self._undo:
             self._undo.remove(undo)
             undo()
@@ -155,10 +155,10 @@ class Run:
         """Record an action."""
         self.trace.append(f"{self.world.now:9.3f} {what}")
 
-    def mend_all(self) -> None:
+    def undo_all_faults(self) -> None:
         """Undo every fault; all hosts get one table, and guests no deadlines."""
         for undo in list(self._undo):
-            self._mend(undo)
+            self._undo_fault(undo)
         for guest in self.guests:
             guest.deadline_s = math.inf
         self.is_mended = True
@@ -316,7 +316,7 @@ class Run:
             self._at(0.1, self._storm)
         self._look()
         world.network.run(STORM_S if not self.is_calm else 0.0)
-        self.mend_all() if not self.is_calm else None
+        self.undo_all_faults() if not self.is_calm else None
         readers = (*self.guests, *self.followers)
         self._until(lambda: all(reader.is_done for reader in readers), ENDS_S, self._waits)
         self._until(lambda: not world.left(), EMPTY_S, lambda: str(world.left()))
@@ -392,7 +392,7 @@ def play(
     return run, None
 
 
-def tell(
+def report_failure(
     run: Run,
     error: BaseException,
     hosts: int | None,
@@ -431,7 +431,7 @@ def main() -> int:
         done, answers = done + 1, answers + sum(guest.answers for guest in run.guests)
         if error is not None:
             failed.append(seed)
-            tell(run, error, *how)
+            report_failure(run, error, *how)
     took_s = time.monotonic() - began_s
     print(f"{done} seeds, {answers} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
     return 1 if failed else 0

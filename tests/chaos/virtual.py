@@ -229,22 +229,22 @@ class World:
                 self._must_be_due_in_time()
                 if undo is not None:
                     self._undo.append(undo)
-                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 8)
+                    nursery.start_soon(self._undo_fault_later, undo, self.rng.random() * 8)
             nursery.cancel_scope.cancel()
 
-    async def _mend_later(self, undo: Callable[[], object], after_s: float) -> None:
+    async def _undo_fault_later(self, undo: Callable[[], object], after_s: float) -> None:
         await trio.sleep(after_s)
-        self._mend(undo)
+        self._undo_fault(undo)
 
-    def _mend(self, undo: Callable[[], object]) -> None:
+    def _undo_fault(self, undo: Callable[[], object]) -> None:
         if undo in self._undo:
             self._undo.remove(undo)
             undo()
 
-    def mend_all(self) -> None:
+    def undo_all_faults(self) -> None:
         """Undo every fault; all hosts get one table."""
         for undo in list(self._undo):
-            self._mend(undo)
+            self._undo_fault(undo)
         self._table = self._new_table(self._table.epoch + 1, self.names)
         for host in self.hosts.values():
             self.give_table(host)
@@ -373,15 +373,15 @@ class World:
 
         return end
 
-    def hurry(self) -> None:
+    def hydrate(self) -> None:
         """Request from a host that an image be fully cached by a deadline on its clock."""
         host = self.hosts.get(self.rng.choice(self.names))
         if host is not None and self.settings.is_keeping:
             image_id, within_s = self.rng.choice(list(self.images)), self.rng.random() * HURRY_S
             self.note(f"{host.name}: {image_id} is to be whole in {within_s:.0f} s")
-            host.begin(self._hurry, host, image_id, within_s)
+            host.begin(self._hydrate, host, image_id, within_s)
 
-    async def _hurry(
+    async def _hydrate(
         self, host: virtual_hosts.Host, image_id: ids.ImageId, within_s: float
     ) -> None:
         self.network.be(host.name)
@@ -424,7 +424,7 @@ class World:
                         await trio.sleep(STORM_S)
                     else:
                         await self.break_things()
-                    self.mend_all()
+                    self.undo_all_faults()
                     self.is_over = True
                     guests.start_soon(self._must_end, guests.cancel_scope)
             finally:
@@ -504,7 +504,7 @@ class World:
                 undo = fault(self.rng.choice(victims))
                 if undo is not None:
                     self._undo.append(undo)
-                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 60)
+                    nursery.start_soon(self._undo_fault_later, undo, self.rng.random() * 60)
                 pause_s = 2 * virtual_hosts.LOST_AFTER_S / DELETED_ROUNDS
                 await trio.sleep(self.rng.random() * pause_s)
                 await self._read_all()
@@ -553,7 +553,7 @@ FAULTS: tuple[Fault, ...] = (
     World.lose_map,
     World.remap,
     World.set_clock,
-    World.hurry,
+    World.hydrate,
 )
 
 
@@ -600,7 +600,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def tell(seed: int, world: World, error: BaseException) -> None:
+def report_failure(seed: int, world: World, error: BaseException) -> None:
     """Print the error, and how to repeat it."""
     for one in causes(error):
         print(f"seed {seed}: {type(one).__name__}: {one}")
@@ -635,7 +635,7 @@ def main() -> int:
         faults.update(world.done)
         if error is not None:
             failed.append(seed)
-            tell(seed, world, error)
+            report_failure(seed, world, error)
     took_s = time.monotonic() - began_s
     for name, count in sorted(faults.items()):
         print(f"{name:<18}{count:>6}")

@@ -264,7 +264,7 @@ def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> 
     handler.close_connection = True
 
 
-def says_it_closes(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def announces_close(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Respond correctly with "Connection: close", but keep the connection open."""
     headers = {"Content-Range": asked.content_range, "Connection": "close"}
     answer(handler, 206, asked.part, headers)

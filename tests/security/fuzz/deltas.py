@@ -49,7 +49,7 @@ def _check_stream(taken: tuple[disk_delta.Head, disk_delta.ExtentTable], data: b
     assert again.head == head and again.front == data[: len(again.front)]
 
 
-def _mend_stream(data: bytearray) -> None:
+def _fix_stream(data: bytearray) -> None:
     body = len(data) - disk_delta.TRAILER_BYTES
     if body > 0:
         data[body:] = blake3.blake3(bytes(data[:body])).digest()
@@ -61,7 +61,7 @@ CHANGES = Target(
     (errors.DiskDeltaFormatError,),
     lambda: [_stream(FOUND), _stream([]), _stream(FOUND[:1])],
     _check_stream,
-    _mend_stream,
+    _fix_stream,
 )
 
 

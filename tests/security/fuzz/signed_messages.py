@@ -29,10 +29,10 @@ SIGNERS = signing.read_public_keys(signing.public_pem(trust.CA_KEY))
 REFUSALS = (wire_messages.NotJson, errors.RemoteProtocolError, errors.NotAuthenticated)
 
 
-def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytearray], None]:
+def _re_sign(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytearray], None]:
     """Return a function that signs the field ``signed`` of a message, if present."""
 
-    def mend(data: bytearray) -> None:
+    def fix_checksums(data: bytearray) -> None:
         try:
             message = json.loads(bytes(data))
             text = message[signed].encode()
@@ -41,7 +41,7 @@ def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytear
             return
         data[:] = json.dumps(message).encode()
 
-    return mend
+    return fix_checksums
 
 
 def _from_host(data: bytes, purpose: str, kind: type[Any]) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ def _host_target(name: str, purpose: str, example: msgspec.Struct) -> Target:
         REFUSALS,
         lambda: [msgspec.json.encode(signed)],
         check,
-        _mend(purpose, trust.HOST_KEY),
+        _re_sign(purpose, trust.HOST_KEY),
     )
 
 
@@ -102,14 +102,14 @@ SIGNED_TASK = Target(
     _from_service,
     REFUSALS,
     _task_seeds,
-    mend=_mend(signing.TASK, trust.CA_KEY),
+    fix_checksums=_re_sign(signing.TASK, trust.CA_KEY),
 )
 SIGNED_TABLE = Target(
     "signed_table",
     _parse_table,
     (*REFUSALS, errors.RingFormatError),
     _table_seeds,
-    mend=_mend(signing.TABLE, trust.CA_KEY, "table"),
+    fix_checksums=_re_sign(signing.TABLE, trust.CA_KEY, "table"),
     max_bytes=2000,
     time_limit_s=wire_messages.RING.time_limit_s,
     floor_bytes=wire_messages.RING.floor_bytes,
@@ -148,7 +148,7 @@ IMAGE_GRANT = Target(
     REFUSALS,
     _grant_seeds,
     _check_grant,
-    _mend(signing.IMAGE_GRANT, trust.CA_KEY),
+    _re_sign(signing.IMAGE_GRANT, trust.CA_KEY),
 )
 
 ALL = (

@@ -107,7 +107,7 @@ class Place:
         )
 
 
-async def told_of(source, pieces, blob=IMAGE):
+async def outcomes_of(source, pieces, blob=IMAGE):
     """Return the outcome of each piece; fail if one is reported twice or never."""
     told = []
     await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
@@ -121,18 +121,18 @@ async def test_pieces_equal_the_bytes_that_the_guest_reads(nursery, cluster, sla
     image = Image(cluster=cluster, slack=slack)
     place = Place(image, nursery)
     for pieces in (image.pieces, image.pieces[::-1], image.pieces[::3], [image.pieces[2]] * 3, []):
-        assert await told_of(place.source, pieces) == image.bytes_of(pieces)
+        assert await outcomes_of(place.source, pieces) == image.bytes_of(pieces)
     rng = random.Random(2)
     starts = [0, *sorted(rng.sample(range(1, len(image.data)), 40)), len(image.data)]
     pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
-    assert b"".join(await told_of(place.source, pieces)) == image.data
+    assert b"".join(await outcomes_of(place.source, pieces)) == image.data
     assert await place.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
 
 
 async def test_adjacent_pieces_are_one_source_read_without_overlap(nursery):
     image = Image(cluster=4 * KIB, slack=200)
     place = Place(image, nursery)
-    await told_of(place.source, image.pieces)
+    await outcomes_of(place.source, image.pieces)
     stored = sum(length for _, length in place.faulty.reads)
     assert stored <= len(image.stored)
     assert len(place.faulty.reads) == 1
@@ -143,11 +143,11 @@ async def test_zeros_are_not_read_and_raw_images_are_read_directly(nursery):
     image.set_layout([])
     place = Place(image, nursery)
     zeros = [base.BlobPiece(0, CHUNK), base.BlobPiece(CHUNK, CHUNK)]
-    assert await told_of(place.source, zeros) == [bytes(CHUNK)] * 2
+    assert await outcomes_of(place.source, zeros) == [bytes(CHUNK)] * 2
     assert place.faulty.reads == []
     place.blobs[IMAGE] = bytes(image.data)
     image.layout = layout.Layout(b"", 0, image.cut, layout.raw(len(image.data)))
-    assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+    assert await outcomes_of(place.source, image.pieces) == image.bytes_of(image.pieces)
 
 
 async def test_blobs_that_are_no_images_are_read_unchanged(nursery):
@@ -161,7 +161,7 @@ async def test_blobs_that_are_no_images_are_read_unchanged(nursery):
 async def test_image_without_a_known_layout_fails_as_overloaded(nursery):
     place = Place(Image(), nursery)
     place.source._layout_of = lambda image_id: None
-    [outcome] = await told_of(place.source, [base.BlobPiece(0, 5)])
+    [outcome] = await outcomes_of(place.source, [base.BlobPiece(0, 5)])
     assert type(outcome) is errors.SourceOverloaded
     assert place.faulty.reads == []
 
@@ -170,7 +170,7 @@ async def test_piece_past_the_end_is_missing_and_its_neighbours_succeed(nursery)
     image = Image()
     place = Place(image, nursery)
     past = base.BlobPiece(len(image.data), 1)
-    *good, missing = await told_of(place.source, [*image.pieces, past])
+    *good, missing = await outcomes_of(place.source, [*image.pieces, past])
     assert good == image.bytes_of(image.pieces)
     assert type(missing) is errors.ChunkMissing
     with pytest.raises(errors.LocalProtocolError):
@@ -187,7 +187,7 @@ async def test_damaged_cluster_invalidates_only_its_own_chunks(nursery, cluster)
         damaged = bytearray(image.stored)
         damaged[extent.offset + extent.stored_bytes // 2] ^= 0x55
         place.blobs[QCOW2] = bytes(damaged)
-        outcomes = await told_of(place.source, image.pieces)
+        outcomes = await outcomes_of(place.source, image.pieces)
         wrong = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)]
         first, last = extent.at // CHUNK, (extent.at + extent.length - 1) // CHUNK
         assert wrong and set(wrong) <= set(range(first, last + 1))
@@ -196,7 +196,7 @@ async def test_damaged_cluster_invalidates_only_its_own_chunks(nursery, cluster)
         for n, expected in enumerate(image.bytes_of(image.pieces)):
             assert n in wrong or outcomes[n] == expected
         place.blobs[QCOW2] = bytes(image.stored)  # wrong data is not cached
-        assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+        assert await outcomes_of(place.source, image.pieces) == image.bytes_of(image.pieces)
 
 
 async def test_decoding_is_scheduled_by_image_and_requester(nursery, monkeypatch):
@@ -232,7 +232,7 @@ async def test_decode_time_does_not_count_against_the_source_timeout(
 
     monkeypatch.setattr(place.source._decoding, "run", slow)
     source = source_client.SourceClient([place.source])
-    assert await told_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
+    assert await outcomes_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
     assert source.list_statuses()[0].health.missed_attempts == 0
 
 
@@ -241,7 +241,7 @@ async def test_next_source_supplies_chunks_that_the_first_has_wrong(nursery):
     liar, honest = Place(image, nursery), Place(image, nursery)
     liar.blobs[QCOW2] = bytes(len(image.stored))
     both = source_client.SourceClient([liar.source, honest.source])
-    assert await told_of(both, image.pieces) == image.bytes_of(image.pieces)
+    assert await outcomes_of(both, image.pieces) == image.bytes_of(image.pieces)
 
 
 @pytest.mark.parametrize("fault", ["fail", "truncate"])
@@ -251,7 +251,7 @@ async def test_failed_read_fails_only_the_pieces_that_need_it(nursery, fault):
     for nth in range(1, 100):
         place = Place(image, nursery, **{fault: [nth]})
         place.source._inner = OneByOne(place.faulty)
-        outcomes = await told_of(place.source, image.pieces)
+        outcomes = await outcomes_of(place.source, image.pieces)
         bad = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
         if len(place.faulty.reads) < nth:
             assert nth > 10 and not bad
@@ -275,7 +275,7 @@ async def test_decompression_bomb_is_cut_or_refused(nursery):
     place = Place(image, nursery)
     zeros = ids.Content(ids.cid_of(bytes(CHUNK)))
     pieces = [base.BlobPiece(n * CHUNK, CHUNK, zeros) for n in range(2)]
-    for outcome in await told_of(place.source, pieces):
+    for outcome in await outcomes_of(place.source, pieces):
         assert isinstance(outcome, errors.ChunkInvalid) or outcome == bytes(CHUNK)
 
 
@@ -284,7 +284,7 @@ async def test_large_cluster_is_read_once_for_its_chunks(nursery):
     image.extents[0] = image.extents[0]
     place = Place(image, nursery)
     for piece in image.pieces:
-        [data] = await told_of(place.source, [piece])
+        [data] = await outcomes_of(place.source, [piece])
         assert data == image.bytes_of([piece])[0]
         assert not isinstance(data, memoryview) or len(data.obj) == CHUNK  # holds no cluster
     offsets = [offset for offset, _ in place.faulty.reads]
@@ -309,8 +309,8 @@ async def test_slow_cluster_of_many_extents_is_decoded_once(nursery, monkeypatch
     place = Place(image, nursery, slow_s=0.0)
     pieces = [base.BlobPiece(n * CHUNK, CHUNK) for n in range(20)]
     for piece in pieces:
-        assert await told_of(place.source, [piece]) == [cluster]
-    assert await told_of(place.source, pieces) == [cluster] * 20
+        assert await outcomes_of(place.source, [piece]) == [cluster]
+    assert await outcomes_of(place.source, pieces) == [cluster] * 20
     assert len(decoded) == 1
 
 
@@ -321,7 +321,7 @@ async def test_cancelled_read_gets_no_more_reports_and_later_reads_succeed(nurse
     with trio.move_on_after(0.02):
         await place.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, told.extend))
     before = list(told)
-    assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
+    assert await outcomes_of(place.source, image.pieces) == image.bytes_of(image.pieces)
     assert told == before
 
 
@@ -330,7 +330,7 @@ async def test_waiting_reads_are_answered_when_the_agent_stops():
     outcomes = []
 
     async def read(source):
-        outcomes.extend(await told_of(source, image.pieces))
+        outcomes.extend(await outcomes_of(source, image.pieces))
 
     async with trio.open_nursery() as callers:
         async with trio.open_nursery() as inner:

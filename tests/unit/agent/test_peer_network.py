@@ -190,13 +190,13 @@ async def test_requests_during_shutdown_fail():
 async def test_loss_callback_runs_in_the_context_of_the_requester():
     """Work that the callback starts belongs to the requester."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
-    net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
+    net, received = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
     who.set("me")
     net.send_requests(
-        SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody"))
+        SERVER, "127.0.0.1:1", [REQUEST], lambda answers: received.append(who.get("nobody"))
     )
-    await wait_until(lambda: heard)
-    assert heard == ["me"]
+    await wait_until(lambda: received)
+    assert received == ["me"]
 
 
 async def test_chunk_of_the_largest_size_is_fetched():
@@ -340,7 +340,7 @@ async def test_ping_is_answered_by_either_side():
 
 async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
     """The peer gets the pongs that fit, and the open request continues."""
-    limit_bytes, pings, heard = 16 * 1024, 20_000, []
+    limit_bytes, pings, received = 16 * 1024, 20_000, []
     [pong] = peer_wire.encode(peer_wire.Pong(1))
     may_read = trio.Event()
 
@@ -348,9 +348,9 @@ async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
         to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
         await may_read.wait()
-        while not requests_in(heard):
-            heard.extend(to.feed_bytes(await stream.receive_some()))
-        [get] = requests_in(heard)
+        while not requests_in(received):
+            received.extend(to.feed_bytes(await stream.receive_some()))
+        [get] = requests_in(received)
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
         async for _ in stream:
             pass  # closed with pongs unread, the connection would be reset under the chunk
@@ -378,7 +378,7 @@ async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
                 assert most_bytes < limit_bytes + len(get_of()) + len(pong)  # and what came before
             may_read.set()
         nursery.cancel_scope.cancel()
-    assert sum(isinstance(m, peer_wire.Pong) for m in heard) < pings
+    assert sum(isinstance(m, peer_wire.Pong) for m in received) < pings
 
 
 # Cancelling and waiting

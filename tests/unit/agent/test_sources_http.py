@@ -243,7 +243,7 @@ async def test_connection_with_surplus_bytes_is_not_reused(source, server, lengt
 
 
 async def test_connection_that_the_server_announces_to_close_is_not_reused(source, server):
-    server.behaviours = [http_server.says_it_closes]
+    server.behaviours = [http_server.announces_close]
     await source.read(BLOB, 0, 10)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert server.connections == 2

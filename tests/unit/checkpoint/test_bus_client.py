@@ -271,30 +271,30 @@ def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
 
 def test_requested_checkpoint_is_scheduled_and_acknowledged(daemon, key):
     asked = []
-    heard = opened(
+    reply = opened(
         daemon.request_checkpoint(wanted(key), lambda instance: asked.append(instance) or 5)
     )
     assert asked == [INSTANCE]
-    assert heard == messages.CheckpointReply(request=7, host=HOST, number=5)
+    assert reply == messages.CheckpointReply(request=7, host=HOST, number=5)
 
 
 def opened(said):
     """Return a host's verified reply."""
     signed = decision_messages.decode(said, decision_messages.Signed)
     ca = identities.authority().certificate_pem
-    sender, heard = signed_messages.verify_from_host(
+    sender, reply = signed_messages.verify_from_host(
         signed, signing.CHECKPOINT_HEARD, ca, messages.CheckpointReply
     )
     assert sender.host == HOST
-    return heard
+    return reply
 
 
 def test_refused_checkpoint_request_returns_the_reason(daemon, key):
     def refuse(instance):
         raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
 
-    heard = opened(daemon.request_checkpoint(wanted(key), refuse))
-    assert "it has no interval" in heard.why and heard.number == 0
+    reply = opened(daemon.request_checkpoint(wanted(key), refuse))
+    assert "it has no interval" in reply.why and reply.number == 0
 
 
 @pytest.mark.parametrize(
@@ -346,8 +346,8 @@ def answered(asks, count=20):
 
 def test_request_over_the_bus_is_answered(daemon, asks):
     daemon.listen_for_requests(lambda instance: 5)
-    heard = opened(decision_messages.encode(answered(asks)))
-    assert (heard.host, heard.number) == (HOST, 5)
+    reply = opened(decision_messages.encode(answered(asks)))
+    assert (reply.host, reply.number) == (HOST, 5)
     daemon.stop()
 
 

@@ -78,7 +78,7 @@ class Hosts:
         asked = self.sealed(messages.RetentionRequest(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.list_kept(asked))
 
-    def tells_where_it_is(self, host):
+    def reports_its_host(self, host):
         self.store.record_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
@@ -87,14 +87,14 @@ class Hosts:
         said = self.service.answer_intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
 
-    def asked_gone(self, **how):
+    def requested_deleted(self, **how):
         self.now_s += 1
         asked = messages.OwnerRequest(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
         said = self.service.list_orphaned_owners(self.sealed(asked, **how))
         return self.opened(said, signing.CHECKPOINT_OWNERS, messages.OwnerResponse)
 
     def gone(self):
-        answer = self.asked_gone()
+        answer = self.requested_deleted()
         assert not answer.why
         return answer.gone
 
@@ -261,10 +261,10 @@ def test_holders_must_be_enrolled_hosts_at_their_own_addresses(hosts):
         return hosts.register(taken(number, holders=holders)).why
 
     assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
-    hosts.tells_where_it_is("h1")
+    hosts.reports_its_host("h1")
     assert "would be h1 itself" in registers(2, h2="127.0.0.1:22")
     assert "would be h1 itself" in registers(3, h2="[::1]:22")
-    hosts.tells_where_it_is("h2")
+    hosts.reports_its_host("h2")
     assert "reports the address 10.0.0.2:7201" in registers(4, h2="10.0.0.7:7202")
     assert hosts.service.refused["not_its_own"] == 4
     assert not registers(5, h2="10.0.0.2:7202", h3="10.0.0.3:7202")
@@ -439,7 +439,7 @@ def test_revoked_or_deleted_owner_without_checkpoints_is_orphaned(hosts):
 
 @pytest.mark.expect_log("it is signed by h1")
 def test_owner_request_signed_by_another_host_is_refused(hosts):
-    assert "it is signed by h1" in hosts.asked_gone(by="h1").why
+    assert "it is signed by h1" in hosts.requested_deleted(by="h1").why
 
 
 def test_checkpoints_are_deleted_some_time_after_their_server(hosts):

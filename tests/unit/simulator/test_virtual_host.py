@@ -58,7 +58,7 @@ def refuse(found: peer_requests.PeerRequests, pending: Any, ref: Any) -> None:
     found._refuse(pending, failure.Failure.MISSING)
 
 
-def ask_nobody(*_: Any) -> list[Any]:
+def request_without_peers(*_: Any) -> list[Any]:
     return []
 
 
@@ -69,7 +69,7 @@ RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "compare_digest",
         lambda *proofs: False,
     ),
-    "homes ask those of wider groups": (placement, "upstreams", ask_nobody),
+    "homes ask those of wider groups": (placement, "upstreams", request_without_peers),
 }
 
 
@@ -94,19 +94,19 @@ def test_simulated_hosts_handle_every_action_of_the_core() -> None:
 
 
 def test_host_advertises_its_chunks_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[actions.ForwardAnnouncement] = []
+    received: list[actions.ForwardAnnouncement] = []
     monkeypatch.setattr(
-        cloud.SimulatedHost, "_forward_announcement", lambda host, told: heard.append(told)
+        cloud.SimulatedHost, "_forward_announcement", lambda host, told: received.append(told)
     )
     world = make_world()
     first, *_ = world.hosts.values()
     read_all(world, first)
-    assert {told.host for told in heard} >= {first.name}
-    heard.clear()
+    assert {told.host for told in received} >= {first.name}
+    received.clear()
     monkeypatch.setattr(announcements.Announcements, "announce_chunks", lambda *_: None)
     world = make_world()
     read_all(world, world.hosts[first.name])
-    assert not heard
+    assert not received
 
 
 def test_prefetch_of_neighbours_chunks_grows_with_its_hits() -> None:

@@ -56,7 +56,7 @@ def backoff(machine, name):
     assert machine.core.context.peers.is_in_backoff(ids.HostId(name), machine.now)
 
 
-def tells(machine, seconds=0.2):
+def announced_to(machine, seconds=0.2):
     """Return the announcements of the next seconds by host: held, evicted, evictable."""
     machine.wait(seconds)
     return {tell.host: tell[1:4] for tell in machine.got(actions.SendAnnouncement)}
@@ -182,18 +182,18 @@ def test_announcements_are_batched_and_skip_providers_and_announcers(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     machine.chunks_stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.SendAnnouncement)
-    told = tells(machine)
+    told = announced_to(machine)
     assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
     assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
     machine.chunks_stored([arrived(1), arrived(2)])
-    assert not tells(machine)  # nothing twice
+    assert not announced_to(machine)  # nothing twice
 
 
 def test_eviction_is_sent_to_hosts_that_got_the_announcement(machine):
     machine.chunks_stored([arrived(1, H2)])
-    tells(machine)
+    announced_to(machine)
     machine.chunks_evicted([chunk(1).cid])
-    told = tells(machine)
+    told = announced_to(machine)
     assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
 
 
@@ -209,31 +209,31 @@ def test_record_of_announced_chunks_is_bounded_and_drops_the_oldest():
 
 def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
     machine.chunks_stored([arrived(1, H2)])
-    tells(machine)
+    announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
     machine.chunks_evicted([chunk(1).cid])
-    told = tells(machine)
+    told = announced_to(machine)
     assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_changes_undone_before_they_are_sent_are_not_announced(machine):
     machine.chunks_stored([arrived(1)])
     machine.chunks_evicted([chunk(1).cid])
-    assert not tells(machine)
+    assert not announced_to(machine)
     machine.chunks_stored([arrived(1)])
-    tells(machine)
+    announced_to(machine)
     machine.chunks_evicted([chunk(1).cid])
     machine.chunks_stored([arrived(1)])
-    assert not tells(machine)
+    assert not announced_to(machine)
 
 
 def test_chunk_is_not_announced_to_a_host_that_announces_it_meanwhile(machine):
     machine.chunks_stored([arrived(1)])
     machine.announcement_received(H3, announced(chunk(1)), [], [])
-    told = tells(machine)
+    told = announced_to(machine)
     assert "h3" not in told and len(told) == 6
     machine.chunks_evicted([chunk(1).cid])
-    assert "h3" not in tells(machine)
+    assert "h3" not in announced_to(machine)
 
 
 def test_full_announcement_is_sent_at_once(machine):
@@ -241,12 +241,12 @@ def test_full_announcement_is_sent_at_once(machine):
     assert {len(tell.held) for tell in machine.got(actions.SendAnnouncement)} == {
         announcements.BATCH_CHUNKS
     }
-    assert {len(here) for here, _, _ in tells(machine).values()} == {1}
+    assert {len(here) for here, _, _ in announced_to(machine).values()} == {1}
 
 
 def test_new_neighbour_gets_the_latest_announcements(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
-    tells(machine)
+    announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
     told = machine.got(actions.SendAnnouncement)
     assert {tell.host for tell in told} == {"h9"} and [len(t.held) for t in told] == [512, 88]
@@ -254,24 +254,24 @@ def test_new_neighbour_gets_the_latest_announcements(machine):
 
 def test_lost_announcements_are_repeated_once_after_a_delay(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
-    tells(machine)
+    announced_to(machine)
     for _ in range(3):  # one call for each message
         machine.announcement_lost(H2)
-    assert not tells(machine, announcements.REPEAT_FIRST_S - 0.1)
+    assert not announced_to(machine, announcements.REPEAT_FIRST_S - 0.1)
     machine.wait(0.2)
     told = machine.got(actions.SendAnnouncement)
     assert {tell.host for tell in told} == {H2} and [len(t.held) for t in told] == [512, 88]
-    assert not tells(machine, 10 * announcements.REPEAT_FIRST_S)
+    assert not announced_to(machine, 10 * announcements.REPEAT_FIRST_S)
 
 
 def test_repeats_to_an_unreachable_neighbour_back_off_exponentially(machine):
     machine.chunks_stored([arrived(1)])
-    tells(machine)
+    announced_to(machine)
 
     def waited_s():
         began_s = machine.now
         machine.announcement_lost(H2)
-        while not tells(machine, 0.5):
+        while not announced_to(machine, 0.5):
             assert machine.now < began_s + 100
         return machine.now - began_s
 
@@ -282,18 +282,18 @@ def test_repeats_to_an_unreachable_neighbour_back_off_exponentially(machine):
 
 def test_announcement_is_not_repeated_to_a_host_that_is_no_neighbour(machine):
     machine.chunks_stored([arrived(1)])
-    tells(machine)
+    announced_to(machine)
     machine.announcement_lost(ids.HostId("h9"))
     machine.announcement_lost(ids.HostId("h8"))
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert not tells(machine, 2 * announcements.REPEAT_FIRST_S)
+    assert not announced_to(machine, 2 * announcements.REPEAT_FIRST_S)
 
 
 def test_first_neighbour_gets_chunks_stored_before_it_joined():
     machine = one_machine.Machine(1, topology=topologies.all_hosts)
     machine.chunks_stored([arrived(1), arrived(2)])
     machine.chunks_evicted([chunk(2).cid])
-    assert not tells(machine)
+    assert not announced_to(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
     assert [(tell.host, tell.held) for tell in machine.got(actions.SendAnnouncement)] == [
         ("h2", announced(chunk(1)))
@@ -303,7 +303,7 @@ def test_first_neighbour_gets_chunks_stored_before_it_joined():
 def test_host_in_backoff_gets_no_announcements(machine):
     backoff(machine, "h5")
     machine.chunks_stored([arrived(7)])
-    told = tells(machine)
+    told = announced_to(machine)
     assert "h5" not in told and len(told) == 6
 
 
@@ -312,7 +312,7 @@ def test_host_in_backoff_or_off_the_table_gets_no_hints(machine):
         machine.core.context.announcements.hint_eviction(ids.HostId(name), REF)
     backoff(machine, "h5")
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert tells(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
+    assert announced_to(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
     assert not machine.core.context.announcements.hints
 
 

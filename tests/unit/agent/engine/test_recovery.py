@@ -241,7 +241,7 @@ def guests(scene):
     scene.wait(0.4)
 
 
-def nobody_has_it(scene):
+def missing_everywhere(scene):
     """Chunks that the source lacks, and chunks that it cannot deliver for a while."""
     scene.request("gone", range(4), within_s=20.0)
     for _ in range(6):
@@ -315,7 +315,7 @@ def play(story, at, is_always_mended=False):
     return scene
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+@pytest.mark.parametrize("story", [guests, missing_everywhere, peers, in_step])
 def test_fault_at_any_call_leaves_no_state_behind(story):
     whole = play(story, 0)
     assert not whole.left() and not whole.failed
@@ -326,7 +326,7 @@ def test_fault_at_any_call_leaves_no_state_behind(story):
         assert len(scene.answered) == len(set(scene.answered))
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+@pytest.mark.parametrize("story", [guests, missing_everywhere, peers, in_step])
 def test_recovery_without_a_fault_ends_no_request(story):
     scene = play(story, 0, is_always_mended=True)
     assert not scene.left()

@@ -139,7 +139,7 @@ def arrived(refs, giver=None):
     return actions.ArrivedRun(tuple(refs), tuple(ref.key for ref in refs), (b"",) * len(refs), *how)
 
 
-def tells(machine):
+def announced_to(machine):
     """Return the next announcements by host."""
     machine.wait(announcements.DELAY_S + 0.1)
     return {tell.host: tell for tell in machine.got(actions.SendAnnouncement)}
@@ -156,12 +156,12 @@ def not_at_home(machine):
 def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     some = in_segments(range(8, 16))
     machine.chunks_stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
-    told = tells(machine)
+    told = announced_to(machine)
     first, second = some[0].ring_position, some[4].ring_position
     assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
     assert told[H2].held == ((first, 0b0011), (second, 0b1111))
     machine.chunks_evicted([some[1].cid, some[3].cid])
-    told = tells(machine)
+    told = announced_to(machine)
     assert (told[H2].evicted, told[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
 
 
@@ -169,7 +169,7 @@ def test_neighbour_gets_no_announcement_of_chunks_it_announced(machine):
     some = in_segments(range(8, 12))
     machine.chunks_stored([arrived(some)])
     machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
-    told = tells(machine)
+    told = announced_to(machine)
     assert told[H3].held == announced(some[3]) and told[H2].held == announced(*some)
 
 
@@ -208,7 +208,7 @@ def test_new_segment_length_clears_locations_and_hints(machine):
     machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=2), machine.table)
     assert not len(machine.core.context.locations)
     machine.chunks_stored([arrived(some)])  # they were asked for before
-    told = tells(machine)
+    told = announced_to(machine)
     assert told[H3].held == announced(*some[:2]) and told[H3].segment_chunks == 2
     assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
 

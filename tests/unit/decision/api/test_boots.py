@@ -15,7 +15,7 @@ PATH = f"/v1/servers/{SERVER}/boots"
 OTHER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 
 
-def tell(store, number, sent_s, server=SERVER, **fields):
+def report_boot(store, number, sent_s, server=SERVER, **fields):
     boot = boot_timeline.Timeline(
         image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
         instance_id=server,
@@ -29,8 +29,8 @@ def tell(store, number, sent_s, server=SERVER, **fields):
 
 def test_last_boot_on_each_host_is_listed_newest_last(client, store):
     assert client.get(PATH).json == {"server_id": SERVER, "boots": []}
-    tell(store, 2, conftest.NOW_S, reads=1)
-    tell(store, 1, conftest.NOW_S + 5, reads=2, bytes={"boot": 7})
+    report_boot(store, 2, conftest.NOW_S, reads=1)
+    report_boot(store, 1, conftest.NOW_S + 5, reads=2, bytes={"boot": 7})
     told = client.get(PATH).json["boots"]
     assert [(boot["host"], boot["timeline"]["reads"]) for boot in told] == [
         ("h0002", 1),
@@ -43,8 +43,8 @@ def test_last_boot_on_each_host_is_listed_newest_last(client, store):
 
 def test_newest_boots_are_listed_first_without_timelines(client, store):
     assert client.get("/v1/boots").json == {"boots": []}
-    tell(store, 1, conftest.NOW_S, last_s=7.5, waited_s={"peer": 1.0, "source": 0.25})
-    tell(store, 2, conftest.NOW_S + 5, OTHER, is_over=True)
+    report_boot(store, 1, conftest.NOW_S, last_s=7.5, waited_s={"peer": 1.0, "source": 0.25})
+    report_boot(store, 2, conftest.NOW_S + 5, OTHER, is_over=True)
     told = client.get("/v1/boots").json["boots"]
     assert [(boot["server_id"], boot["host"]) for boot in told] == [
         (OTHER, "h0002"),
@@ -68,7 +68,7 @@ def test_boot_list_refuses_invalid_limits(limit, client):
 @pytest.mark.parametrize("path", [PATH, "/v1/boots"])
 @pytest.mark.parametrize(("who", "status"), [(conftest.READER, 200), (conftest.TENANT, 403)])
 def test_tenants_may_not_see_boots_of_their_own_servers(client, store, who, status, path):
-    tell(store, 1, conftest.NOW_S)
+    report_boot(store, 1, conftest.NOW_S)
     answer = client.get(path, headers=who)
     assert answer.status_code == status
     assert ("h0001" in answer.text) == (status == 200)
