@@ -239,13 +239,13 @@ class Cloud:
 @contextlib.contextmanager
 def slow_nova() -> Iterator[nova_client.NovaClient]:
     """Yield a client of a slow Nova."""
-    told = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
+    reported = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
     def slow(handler: Any, wanted: http_server.Asked) -> None:
         time.sleep(NOVA_S)
         http_server.fine(handler, wanted)
 
-    with http_server.serve({f"servers/{SERVER}": json.dumps(told).encode()}) as web:
+    with http_server.serve({f"servers/{SERVER}": json.dumps(reported).encode()}) as web:
         web.always = slow
         conf = cfg.ConfigOpts()
         decision_conf.register_opts(conf)

@@ -75,11 +75,11 @@ def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
 follow_table = announcements.Announcements.follow_table
 
 
-def announce_to_all(told, now):
+def announce_to_all(reported, now):
     """Make all near hosts neighbours, whatever the topology."""
-    follow_table(told, now)
-    hosts = (host.host for host in told._ring.near.hosts)
-    told._neighbours = dict.fromkeys(host for host in hosts if host != told._ring.own_host)
+    follow_table(reported, now)
+    hosts = (host.host for host in reported._ring.near.hosts)
+    reported._neighbours = dict.fromkeys(host for host in hosts if host != reported._ring.own_host)
 
 
 came = peer_requests.PeerRequests.chunks_arrived
@@ -118,7 +118,7 @@ FAULTS = {  # a broken rule, the seed that finds it, and how it is broken
     ),
     "anybody is named": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
     "who has left is remembered": (2, host_interning.HostInterning, "forget_host", lambda *_: None),
-    "anybody is told": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
+    "announced to any host": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
     "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
     "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),

@@ -355,9 +355,9 @@ class World:
         """Publish another table; some hosts get it, others later or never."""
         names = [name for name in self.names if self.rng.random() < 0.9] or self.names
         self._table = self._new_table(self._table.epoch + 1, names)
-        told = [host for host in self.hosts.values() if self.rng.random() < 0.7]
-        self.note(f"table {self._table.epoch} of {names} for {[host.name for host in told]}")
-        for host in told:
+        reported = [host for host in self.hosts.values() if self.rng.random() < 0.7]
+        self.note(f"table {self._table.epoch} of {names} for {[host.name for host in reported]}")
+        for host in reported:
             self.give_table(host)
 
     def set_clock(self) -> Callable[[], object]:

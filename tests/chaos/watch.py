@@ -121,9 +121,9 @@ class Watch:
             self._once(reader.name, f"{host}: {what}", what)
 
     def _once(self, name: str, what: str, key: str = "") -> None:
-        told = self._told.setdefault(name, set())
-        if key not in told:
-            told.add(key)
+        reported = self._told.setdefault(name, set())
+        if key not in reported:
+            reported.add(key)
             self.found(what)
 
     def killed(self, host: str, reader: readers.Reader | guests.Guest) -> None:

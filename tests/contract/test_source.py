@@ -199,11 +199,11 @@ WRONG = ids.Content(ids.cid_of(b"other bytes"))
 
 
 async def outcomes_of(source, blob, pieces):
-    """Return what became of each piece; fail if one is told of twice, or never."""
-    told = []
-    await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
-    assert sorted(number for number, _ in told) == list(range(len(pieces)))
-    return [dict(told)[number] for number in range(len(pieces))]
+    """Return the outcome of each piece; fail if one is reported twice or never."""
+    reported = []
+    await source.read_pieces(base.PieceRequest(blob, pieces, reported.extend))
+    assert sorted(number for number, _ in reported) == list(range(len(pieces)))
+    return [dict(reported)[number] for number in range(len(pieces))]
 
 
 @pytest.mark.parametrize("order", [CHUNKS, CHUNKS[::-1], CHUNKS[::2], [CHUNKS[1]] * 3, []])
@@ -250,13 +250,13 @@ async def test_invalid_piece_is_a_bug_of_the_caller(source, piece):
 
 
 async def test_cancelled_caller_receives_no_more_pieces(source):
-    told = []
+    reported = []
     with trio.CancelScope() as scope:
         scope.cancel()
-        await source.read_pieces(base.PieceRequest(IMAGE, CHUNKS, told.extend))
-    before = len(told)
+        await source.read_pieces(base.PieceRequest(IMAGE, CHUNKS, reported.extend))
+    before = len(reported)
     assert (await outcomes_of(source, IMAGE, CHUNKS))[0] == BLOBS[IMAGE][:CHUNK]
-    assert len(told) == before
+    assert len(reported) == before
 
 
 @pytest.mark.parametrize("blob", BLOBS)

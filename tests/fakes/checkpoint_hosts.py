@@ -53,7 +53,7 @@ def record() -> checkpoint_record.CheckpointRecord:
 
 def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
     """Return a checkpoint of SERVER as h1 registers it."""
-    told = {
+    reported = {
         "checkpoint_id": checkpoint_id(number),
         "host": "h1",
         "instance_id": SERVER,
@@ -75,7 +75,7 @@ def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
         "key": "cd" * 32,
         "sent_s": NOW_S + number,
     }
-    return messages.RegisteredCheckpoint(**{**told, **changed})
+    return messages.RegisteredCheckpoint(**{**reported, **changed})
 
 
 class Nova:

@@ -188,7 +188,7 @@ class Net:
 
     def send_announcement(self, host: ids.HostId, address: str, news: Any) -> None:
         """See ``PeerNetwork.send_announcement``."""
-        self._cloud.told.append((self._here, host, news))
+        self._cloud.reported.append((self._here, host, news))
         if self._cloud.is_heard:
             self._cloud.soon(self._cloud.hosts[host].announcement_received, self._here, news)
 
@@ -247,7 +247,7 @@ class Cloud:
         self.slow: set[str] = set()
         self.busy: dict[str, tuple[ids.HostId, ...]] = {}
         self.asked: list[tuple[str, str, Any, Any]] = []
-        self.told: list[tuple[str, str, Any]] = []
+        self.reported: list[tuple[str, str, Any]] = []
         self.moved: list[tuple[str, str, int, float | None]] = []
         self.is_heard = True
         self.unattached: set[ids.ImageId] = set()

@@ -39,8 +39,10 @@ class FalseAnnouncer(Host):
         for host in world.names:
             if host != self.name:
                 gone = tuple(world.rng.sample(oids, len(oids) // 4))
-                told = actions.SendAnnouncement(host, oids, gone, oids)
-                self.send(host, told, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED)
+                reported = actions.SendAnnouncement(host, oids, gone, oids)
+                self.send(
+                    host, reported, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED
+                )
         if world.now < BOAST_UNTIL_S:
             world.call_later(self, BOAST_EVERY_S, self._boast)
 

@@ -124,9 +124,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         body = self.server.local.files.get(self.path.lstrip("/"))
         self.send_response(404 if body is None else 200)
-        told = self.server.local.head
+        reported = self.server.local.head
         for name, value in (
-            {"Content-Length": str(len(body or b""))} if told is None else told
+            {"Content-Length": str(len(body or b""))} if reported is None else reported
         ).items():
             self.send_header(name, value)
         self.end_headers()

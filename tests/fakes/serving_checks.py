@@ -84,12 +84,12 @@ def check_sent(host: Any, announcement: actions.SendAnnouncement) -> None:
     kinds = announcement.held, announcement.evicted, announcement.evictable
     if max(map(len, kinds)) > SEGMENTS or not any(kinds):
         raise Broken(f"{host.name} tells {tuple(map(len, kinds))} segments at once")
-    if any(len({segment for segment, _ in told}) < len(told) for told in kinds):
+    if any(len({segment for segment, _ in reported}) < len(reported) for reported in kinds):
         raise Broken(f"{host.name} tells {announcement.host} of a segment twice in a message")
     length = announcement.segment_chunks
     if length != host.core.context.ring.table.segment_chunks:
         raise Broken(f"{host.name} tells of segments of {length} chunks")
-    if not all(0 < bits < 1 << length for told in kinds for _, bits in told):
+    if not all(0 < bits < 1 << length for reported in kinds for _, bits in reported):
         raise Broken(f"{host.name} tells of chunks that are in no segment")
     if (announcement.held or announcement.evicted) and announcement.host not in neighbours_of(
         host

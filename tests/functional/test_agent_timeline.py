@@ -87,8 +87,8 @@ def test_boot_timeline_shows_the_origins_of_its_bytes(images, image_id, start, t
     assert sum(share.took_s for share in boot_chart.shares(boot)) == pytest.approx(boot.last_s)
     shown = agent.ctl("timeline", SERVER)
     assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown
-    told = exported_boot_phases(port, image_id)
-    assert told == pytest.approx(
+    reported = exported_boot_phases(port, image_id)
+    assert reported == pytest.approx(
         {phase: seconds for phase, seconds in boot_phases.durations(boot).items()}
     )
 

@@ -87,8 +87,8 @@ while True:
     if os.pread(mirror, 65536, at) != os.pread(same, 65536, at):
         sys.exit("other bytes at %d" % at)
     reads += 1
-    with open("/run/reads.new", "w") as told:
-        told.write(str(reads))
+    with open("/run/reads.new", "w") as reported:
+        reported.write(str(reads))
     os.replace("/run/reads.new", "/run/reads")
 """
 

@@ -104,9 +104,9 @@ class Cloud:
             self.wait(lambda: not self._is_loading(host, image_id), "the rest of the boot image")
         finally:
             os.close(fd)
-        [told, *_] = agent.timelines(image_id)
-        loaded = [span.bytes for span in told.spans if span.what == "boot image"]
-        return Boot(data, took_s, fetched_bytes(agent) - before, told.bytes, *loaded)
+        [reported, *_] = agent.timelines(image_id)
+        loaded = [span.bytes for span in reported.spans if span.what == "boot image"]
+        return Boot(data, took_s, fetched_bytes(agent) - before, reported.bytes, *loaded)
 
     def _is_loading(self, host: str, image_id: str) -> bool:
         boot_image = self.agents[host].status()["images"][image_id]["boot_image"]

@@ -107,8 +107,8 @@ class Cloud:
 
     def exchanged(self) -> tuple[int, int]:
         """Return the bytes that hosts read from the source, and took as homes from other homes."""
-        told = [agent.status()["exchange"] for agent in self.agents.values()]
-        return sum(e["source_bytes"] for e in told), sum(e["relayed_bytes"] for e in told)
+        reported = [agent.status()["exchange"] for agent in self.agents.values()]
+        return sum(e["source_bytes"] for e in reported), sum(e["relayed_bytes"] for e in reported)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         return self.maria.execute(text, database="decision")
@@ -281,9 +281,9 @@ def outsider(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
 
 
 def test_get_ring_returns_the_table_in_force(cloud: Cloud, outsider: Any) -> None:
-    told = decision_messages.decode(outsider.call({}, "get_ring"), decision_messages.RingTable)
-    assert set(cloud.epochs().values()) == {told.epoch}
-    assert [host.host for host in hash_ring.decode(told.table.encode(), "table").hosts] == list(
+    reported = decision_messages.decode(outsider.call({}, "get_ring"), decision_messages.RingTable)
+    assert set(cloud.epochs().values()) == {reported.epoch}
+    assert [host.host for host in hash_ring.decode(reported.table.encode(), "table").hosts] == list(
         PLACES
     )
 
@@ -337,11 +337,11 @@ def test_enrolled_host_can_lie_about_itself_only(
             signed_messages.sign_payload(lie, signing.SAMPLE, *identity)
         )
         to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=sent)
-    for told in (
+    for reported in (
         "a sample of h1 is rejected: it is signed by h9",
         f"h9: sample 1 is refused: taken_address ({at_h1})",
     ):
-        wait(lambda told=told: told in leader.log(), told, cloud.logs)  # type: ignore[misc]
+        wait(lambda reported=reported: reported in leader.log(), reported, cloud.logs)  # type: ignore[misc]
     cloud.wait_collections(2)
     assert cloud.table() == before
     [(address,)] = cloud.query("SELECT address FROM hosts WHERE host = 'h1'")

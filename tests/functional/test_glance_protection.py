@@ -101,11 +101,11 @@ class World:
     def report_images(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
         """Store a sample of host n's images."""
         now_s = time.time()
-        told = [
+        reported = [
             samples.sample(n, sent_s=now_s, images=images)
             for n, images in enumerate(images_of_hosts)
         ]
-        samples.note(self.store, *told)
+        samples.note(self.store, *reported)
 
     def make_pass(self, later_s: float = 0.0) -> None:
         self.now_s += later_s
@@ -353,8 +353,8 @@ def test_incomplete_list_of_needed_images_removes_no_protection(
     image_id = glance.create().id
     world.report_images({image_id: FILLING})
     world.make_pass()
-    told = world.store.needed_images(0.0, 0.0, 0)
-    assert (told.image_ids, told.is_complete) == ([], False)
+    reported = world.store.needed_images(0.0, 0.0, 0)
+    assert (reported.image_ids, reported.is_complete) == ([], False)
     cut = decision_messages.NeededImages([], False, time.time(), 1.0, 3, time.time())
     monkeypatch.setattr(protection_reconciler, "fetch_needed", lambda _: cut)
     world.make_passes(4 * deletion_protection.UNNEEDED_S)

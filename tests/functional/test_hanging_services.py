@@ -62,8 +62,8 @@ class Place(NamedTuple):
 
     def trouble(self, *words: str) -> bool:
         """Return whether one reported fault contains all the words."""
-        told = self.agent.status()["faults"]
-        texts = [f"{what}: {one['why']}" for what, one in told.items()]
+        reported = self.agent.status()["faults"]
+        texts = [f"{what}: {one['why']}" for what, one in reported.items()]
         return any(all(word in text for word in words) for text in texts)
 
     def wait_trouble(self, *words: str) -> None:
@@ -297,11 +297,11 @@ def test_listener_reports_a_hung_or_refusing_glance_or_keystone(
         )
 
         def says(address: str) -> None:
-            told = f"([acstor_glance], as acstor at {keystone.url}/v3)"
+            reported = f"([acstor_glance], as acstor at {keystone.url}/v3)"
             before = len(listener.log())
             runs.wait_for(
                 lambda: any(
-                    address in line and told in line
+                    address in line and reported in line
                     for line in listener.log()[before:].splitlines()
                 ),
                 WAIT_S,

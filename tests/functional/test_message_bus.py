@@ -131,20 +131,20 @@ def test_listener_reconnects_to_a_broker_that_hung_or_refused(
 def test_sender_with_a_refused_password_resumes_once_it_is_valid(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:
-    told: list[str] = [""]
+    reported: list[str] = [""]
     rabbitmq.control("add_user", "rotated", "first")
-    sender = bus.Bus("h1", message_bus.open_transport(conf), told.append)
+    sender = bus.Bus("h1", message_bus.open_transport(conf), reported.append)
     try:
         rabbitmq.control("set_permissions", "-p", "/", "rotated", ".*", ".*", ".*")
         _send_until(sender, lambda: sender.sent > 0, rabbitmq)
         rabbitmq.control("change_password", "rotated", "second")
         rabbitmq.control("close_all_connections", "of a test")
-        _send_until(sender, lambda: "ACCESS_REFUSED" in told[-1], rabbitmq)
-        assert f"127.0.0.1:{rabbitmq.port} as rotated, of [DEFAULT] transport_url" in told[-1]
+        _send_until(sender, lambda: "ACCESS_REFUSED" in reported[-1], rabbitmq)
+        assert f"127.0.0.1:{rabbitmq.port} as rotated, of [DEFAULT] transport_url" in reported[-1]
         rabbitmq.control("change_password", "rotated", "first")
         sent = sender.sent
         _send_until(sender, lambda: sender.sent > sent, rabbitmq)
-        assert told[-1] == ""
+        assert reported[-1] == ""
     finally:
         sender.stop()
         rabbitmq.control("delete_user", "rotated")

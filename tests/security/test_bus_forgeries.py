@@ -191,7 +191,7 @@ def test_forged_ring_tables_are_refused_and_logged(cloud, bus, image_id):
             msgspec.structs.replace(signed, table=hash_ring.encode(alone).decode()),
             "none of the trusted keys",
         ),
-        (cloud.keys.table(cloud.ring(7), told=8), "v-node table 8 is rejected"),
+        (cloud.keys.table(cloud.ring(7), reported=8), "v-node table 8 is rejected"),
         (cloud.keys.table(cloud.ring(6 + 1_000_000)), "epoch 1000006 is too high"),
         (cloud.keys.table(cloud.ring(4)), "epoch 4 is not higher than 5"),
     ):
@@ -220,8 +220,8 @@ def test_poisoned_stored_ring_table_is_dropped_and_replaced(cloud, bus):
         agent.wait_ready()
         assert agent.status()["ring"]["epoch"] == 0
         with hearing(bus, samples):
-            told = next_sample(samples, cloud.keys, "h1", 0)
-        assert told.ring_epoch == 0  # so the service sends the current one
+            reported = next_sample(samples, cloud.keys, "h1", 0)
+        assert reported.ring_epoch == 0  # so the service sends the current one
         bus.wait_subscribed("h1")
         bus.table(cloud.keys.table(cloud.ring(5)))
         cloud.wait_epoch(5)

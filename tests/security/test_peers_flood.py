@@ -163,20 +163,20 @@ def test_flood_of_advertisements_costs_little_with_many_images(tmp_path, images)
         messages = [peer_wire.Advertise(announced.alone(*prefixes)) for prefixes in news]
         with raw_peer.RawPeer(port, "h9", files, peer_wire.ConnectionClass.BULK) as peer:
             assert isinstance(peer.greet(), peer_wire.Hello)
-            before, began, told = processor_s(pid), time.monotonic(), 0
+            before, began, reported = processor_s(pid), time.monotonic(), 0
             peer.link.settimeout(0.5)
             while time.monotonic() - began < TELLS_S:
                 with contextlib.suppress(TimeoutError):
-                    peer.send(messages[told // 512 % MESSAGES])
-                    told += 512
+                    peer.send(messages[reported // 512 % MESSAGES])
+                    reported += 512
             spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
             accepted = (
                 announcements.ANNOUNCED_CHUNKS.burst + announcements.ANNOUNCED_CHUNKS.per_s * took_s
             )
-            assert told > 2 * accepted
+            assert reported > 2 * accepted
             hosts.wait_until(
-                lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > told / 3,
+                lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > reported / 3,
                 "what comes too quickly is ignored",
             )
         assert spent_s < took_s * NEWS_SHARE
-        print(f"{told} chunks told of in {took_s:.1f} s: {spent_s:.2f} s of a processor")
+        print(f"{reported} chunks announced in {took_s:.1f} s: {spent_s:.2f} s of a processor")

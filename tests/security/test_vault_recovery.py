@@ -107,9 +107,9 @@ class World:
 
     def read(self, *others: tuple[str, int]) -> tuple[float, float]:
         """Read all chunks in order; return how long the manifest and the rest took."""
-        told = [(f"h{3 + n}", f"{ip}:{port}") for n, (ip, port) in enumerate(others)]
-        told.append(("h2", f"127.0.0.1:{self.honest.port}"))
-        recovery = self.kept.recovery(holders=told)
+        reported = [(f"h{3 + n}", f"{ip}:{port}") for n, (ip, port) in enumerate(others)]
+        reported.append(("h2", f"127.0.0.1:{self.honest.port}"))
+        recovery = self.kept.recovery(holders=reported)
         return trio.run(self._read, recovery)
 
     async def _read(self, recovery) -> tuple[float, float]:

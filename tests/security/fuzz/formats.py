@@ -157,8 +157,8 @@ def _check_disk(taken: tuple[disk_header.DiskHeader, bytes], data: bytes) -> Non
     assert _same_disk(taken, disk_header.pack(*taken))
     assert taken[0].file_bytes == len(data)
     marks = data[disk_header.AT_MARKS :]
-    told = sum(len(list(disk_header.marked(marks, mark))) for mark in (0, 1, 2))
-    assert told == taken[0].cut.chunk_count
+    reported = sum(len(list(disk_header.marked(marks, mark))) for mark in (0, 1, 2))
+    assert reported == taken[0].cut.chunk_count
 
 
 def _same_disk(taken: tuple[disk_header.DiskHeader, bytes], written: bytes) -> bool:

@@ -193,10 +193,10 @@ class Decision:
 
         def conceal(text: str) -> dict[str, Any]:
             box = sealed_box.encrypt(public, text.encode(), b"h1")
-            told = messages.SealedMessage(
+            reported = messages.SealedMessage(
                 host="h1", box=base64.b64encode(box).decode(), sent_s=sent_s
             )
-            return sign(msgspec.json.encode(told).decode())
+            return sign(msgspec.json.encode(reported).decode())
 
         return conceal
 
@@ -219,8 +219,11 @@ def sample(sent_s: float) -> msgspec.Struct:
 
 
 def failing(sent_s: float) -> msgspec.Struct:
-    told = (messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"), messages.Failing("", "full"))
-    return messages.IntervalRequest(host="h1", sent_s=sent_s, failing=told)
+    reported = (
+        messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"),
+        messages.Failing("", "full"),
+    )
+    return messages.IntervalRequest(host="h1", sent_s=sent_s, failing=reported)
 
 
 CALLS: dict[str, tuple[Example, str, type[Any]]] = {

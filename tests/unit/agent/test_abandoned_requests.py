@@ -179,9 +179,9 @@ async def test_delivery_poll_starts_after_the_send_queue_drains_and_backs_off(
     connection.is_there = True
     await trio.sleep(0.1)
     giving.answers_drained(connection)  # it is not watched any more
-    told = len(connection.looks)
+    reported = len(connection.looks)
     await trio.sleep(1)
-    assert len(connection.looks) == told <= len(times) + 1
+    assert len(connection.looks) == reported <= len(times) + 1
 
 
 async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_clock):
@@ -191,9 +191,9 @@ async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_cloc
     peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(0.1)
     peer.giving.connection_ended(connection)
-    told = len(connection.looks)
+    reported = len(connection.looks)
     await trio.sleep(1)
-    assert len(connection.looks) == told > 0
+    assert len(connection.looks) == reported > 0
 
 
 @pytest.mark.parametrize(

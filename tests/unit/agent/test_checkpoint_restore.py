@@ -107,7 +107,7 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_complete"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - there is no event
+        while not all(reported["is_complete"] for reported in worker.recovering.list_restored()):  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 

@@ -181,7 +181,7 @@ LEAP = 3 + 1_000_001
             "none of the trusted keys",
         ),
         (STRANGER.table(hash_ring.Ring(9, ())), "none of the trusted keys made it"),
-        (KEYS.table(hash_ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
+        (KEYS.table(hash_ring.Ring(9, ()), reported=10), "the signature is for epoch 9"),
         (KEYS.table(hash_ring.Ring(LEAP, ())), "is too high"),
         (KEYS.table(hash_ring.Ring((1 << 53) - 1, ())), "is too high"),
     ],
@@ -253,8 +253,8 @@ async def test_sample_reports_changed_images(host):
     await trio.sleep(COLLECTION_S)
     host.images = None
     await trio.sleep(COLLECTION_S)
-    told = [sample.images for sample in host.bus.samples]
-    assert told == [{image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}, None]
+    reported = [sample.images for sample in host.bus.samples]
+    assert reported == [{image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}, None]
 
 
 TASK = decision_messages.ImageTask(

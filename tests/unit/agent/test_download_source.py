@@ -575,17 +575,17 @@ async def test_failed_write_of_a_download_is_reported(source):
 async def test_readers_fail_when_the_source_is_closed(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
-    told = []
+    reported = []
 
     async def read():
         with pytest.raises(errors.SourceUnreachable):
             await source.read(CHUNK_MAP, MIB, 4)
-        told.append(True)
+        reported.append(True)
 
     async with trio.open_nursery() as nursery:
         await source.read(CHUNK_MAP, 0, 4)
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         await source.aclose()
-    assert told
+    assert reported
     go_on.set()

@@ -86,11 +86,11 @@ async def test_announced_chunks_are_prefetched_unless_cached(in_segments):
     host.chunks.has_chunk = lambda cid: cid == here
     seen = []
     image.prefetch.prefetcher.chunk_advertised = seen.append
-    told = (refs[0].ring_position, 0b0111)
-    host.news.announcement_received(H2, peer_wire.Advertise((told,), LENGTH))
+    reported = (refs[0].ring_position, 0b0111)
+    host.news.announcement_received(H2, peer_wire.Advertise((reported,), LENGTH))
     first = refs[0].offset // one_host.CHUNK
     assert seen == [first + 1, first + 2]
-    host.news.announcement_received(H2, peer_wire.Advertise((told,), 16))
+    host.news.announcement_received(H2, peer_wire.Advertise((reported,), 16))
     assert len(seen) == 2
 
 

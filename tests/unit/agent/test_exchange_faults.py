@@ -33,7 +33,9 @@ class OneOfTwo(exchange_cloud.Cloud):
 
     def _net(self, here):
         net = peer_network.PeerNetwork(here, admission=nets.EVERYBODY)
-        net.set_callbacks(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
+        net.set_callbacks(
+            protocol_violated=lambda *reported: self.hosts[here].protocol_violated(*reported)
+        )
         self.nets = {**getattr(self, "nets", {}), here: net}
         return net
 

@@ -87,7 +87,7 @@ class Keeper(filling_host.FillingHost):
         await until(lambda: self.state(image_id) == state)
         return self.whole.status.status_of(image_id)
 
-    def told(self, image_id=IMAGE):
+    def reported(self, image_id=IMAGE):
         """Return the fill report for other services."""
         return fill_status.fill_report(self.whole.status, self.uses, image_id)
 
@@ -113,22 +113,26 @@ async def test_image_in_use_becomes_fully_cached(keeper):
     assert image.count_cached().missing_bytes == 0
     assert shown["total_bytes"] == 40 * CHUNK + 777
     assert (shown["remaining_bytes"], shown["cached_share"], shown["is_pinned"]) == (0, 1.0, False)
-    told = keeper.told()
-    assert told.is_used and told.is_fully_cached and told.total_bytes == shown["total_bytes"]
+    reported = keeper.reported()
+    assert (
+        reported.is_used
+        and reported.is_fully_cached
+        and reported.total_bytes == shown["total_bytes"]
+    )
 
 
 async def test_fill_report_marks_evictable_and_failing_images_as_used(keeper):
     await keeper.use()
-    told = fill_status.fill_report(None, keeper.uses, IMAGE)
-    assert (told.state, told.is_used) == (fill_status.State.EVICTABLE, True)
-    assert told.why == "keep_images is none"
+    reported = fill_status.fill_report(None, keeper.uses, IMAGE)
+    assert (reported.state, reported.is_used) == (fill_status.State.EVICTABLE, True)
+    assert reported.why == "keep_images is none"
     await keeper.wait("fully_cached")
     known = keeper.whole._known[IMAGE]
     known.left_bytes = CHUNK
     known.backoff.record_failure("x" * 999, trio.current_time())
-    told = keeper.told()
-    assert (told.state, told.is_used) == (fill_status.State.FAILING, True)
-    assert told.why == "x" * fill_progress.MAX_WHY
+    reported = keeper.reported()
+    assert (reported.state, reported.is_used) == (fill_status.State.FAILING, True)
+    assert reported.why == "x" * fill_progress.MAX_WHY
 
 
 async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
@@ -143,8 +147,10 @@ async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
             nursery.start_soon(made.whole.run)  # no scan has run yet
             await made.wait("fully_cached", IMAGE)
             assert host.pins.get(OTHER) is None
-            told = made.told(OTHER)
-            assert told.is_used and told.state is fill_status.State.EVICTABLE and told.why
+            reported = made.reported(OTHER)
+            assert (
+                reported.is_used and reported.state is fill_status.State.EVICTABLE and reported.why
+            )
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
@@ -385,9 +391,9 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
     filler._fetch = held_up
     image = await keeper.use()
     await wish(decision_messages.TaskKind.PAUSE)
-    assert keeper.told().mode is hydration.FillMode.PAUSED
+    assert keeper.reported().mode is hydration.FillMode.PAUSED
     hurried = await wish(decision_messages.TaskKind.HYDRATE, 3600.0)
-    assert hurried["mode"] == keeper.told().mode == "urgent"
+    assert hurried["mode"] == keeper.reported().mode == "urgent"
     assert 3500 < hurried["due_in_s"] <= 3600
     late = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
     assert 1700 < late["due_in_s"] <= 1800  # the request is half an hour old
@@ -397,7 +403,7 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
     await keeper.whole.request_hydration(image)
     with pytest.raises(errors.Unusable, match="does not support the task"):
         await wish(decision_messages.TaskKind.FLATTEN)
-    assert keeper.told().is_pinned  # the other tasks do not unpin
+    assert keeper.reported().is_pinned  # the other tasks do not unpin
     assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
     may_come.set()
     await keeper.wait("fully_cached")
@@ -578,7 +584,7 @@ async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp
         await keeper.wait("fully_cached", IMAGE)
         await keeper.use(OTHER)
         shown = await keeper.wait("no_space", OTHER)
-        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_fully_cached
+        assert keeper.reported(OTHER).is_used and not keeper.reported(OTHER).is_fully_cached
         assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
             await keeper.whole.request_hydration(keeper.host.mirrors.get_nowait(OTHER))
@@ -594,7 +600,7 @@ async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp
             return keeper.state(OTHER) == "fully_cached"
 
         await until(is_whole)
-        assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
+        assert keeper.state(IMAGE) is None and not keeper.reported(IMAGE).is_used
 
 
 async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
@@ -782,12 +788,15 @@ async def test_image_with_unwritten_chunks_is_not_reported_fully_cached(tmp_path
                 pinned[IMAGE] = pinned[IMAGE]._replace()  # as after a new ring table
             await keeper.whole._settle()
             nursery.cancel_scope.cancel()
-        told = keeper.told()
+        reported = keeper.reported()
         assert keeper.whole._known[IMAGE].left_bytes == 0
-        assert (told.state, told.remaining_bytes) == (fill_status.State.FILLING, told.total_bytes)
+        assert (reported.state, reported.remaining_bytes) == (
+            fill_status.State.FILLING,
+            reported.total_bytes,
+        )
         monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
         with trio.fail_after(PATIENCE_S):
-            while not keeper.told().is_fully_cached:
+            while not keeper.reported().is_fully_cached:
                 await keeper.whole._settle()
                 await trio.sleep(0.01)
 

@@ -109,10 +109,10 @@ class Place:
 
 async def outcomes_of(source, pieces, blob=IMAGE):
     """Return the outcome of each piece; fail if one is reported twice or never."""
-    told = []
-    await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
-    assert sorted(number for number, _ in told) == list(range(len(pieces)))
-    return [dict(told)[number] for number in range(len(pieces))]
+    reported = []
+    await source.read_pieces(base.PieceRequest(blob, pieces, reported.extend))
+    assert sorted(number for number, _ in reported) == list(range(len(pieces)))
+    return [dict(reported)[number] for number in range(len(pieces))]
 
 
 @pytest.mark.parametrize("slack", [0, 300])
@@ -211,9 +211,9 @@ async def test_decoding_is_scheduled_by_image_and_requester(nursery, monkeypatch
     monkeypatch.setattr(place.source._decoding, "run", noted)
     around = source_client.SourceClient([place.source])
     guest = base.Requester(requests.Klass.GUEST, "an image/7")
-    told = []
-    await around.read_pieces(base.PieceRequest(IMAGE, image.pieces, told.extend, guest))
-    assert len(told) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
+    reported = []
+    await around.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend, guest))
+    assert len(reported) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
     await around.read(IMAGE, 0, len(image.data))
     assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
 
@@ -317,12 +317,12 @@ async def test_slow_cluster_of_many_extents_is_decoded_once(nursery, monkeypatch
 async def test_cancelled_read_gets_no_more_reports_and_later_reads_succeed(nursery):
     image = Image()
     place = Place(image, nursery, delay=[1], delay_s=0.1)
-    told = []
+    reported = []
     with trio.move_on_after(0.02):
-        await place.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, told.extend))
-    before = list(told)
+        await place.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend))
+    before = list(reported)
     assert await outcomes_of(place.source, image.pieces) == image.bytes_of(image.pieces)
-    assert told == before
+    assert reported == before
 
 
 async def test_waiting_reads_are_answered_when_the_agent_stops():

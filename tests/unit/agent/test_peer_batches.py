@@ -287,7 +287,7 @@ async def test_oversized_frame_is_refused_by_its_header_and_reported(why):
         await host.send(PADDED[why](asked)[:1000])
 
     async with client_of_peer(
-        converse, told={"protocol_violated": lambda *told: rude.append(told)}
+        converse, reported={"protocol_violated": lambda *reported: rude.append(reported)}
     ) as client:
         client.net.send_requests(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
@@ -975,13 +975,13 @@ async def test_partial_cancel_of_a_run_is_passed_on_after_the_run():
     class ChunkHost(Here):
         def __init__(self):
             super().__init__()
-            self.told = []
+            self.reported = []
 
         def requests_received(self, connection, requests, arrived_s):
-            self.told += [[*one.numbers] for one in requests]
+            self.reported += [[*one.numbers] for one in requests]
 
         def requests_cancelled(self, connection, request_ids):
-            self.told.append(tuple(request_ids))
+            self.reported.append(tuple(request_ids))
 
     giver = ChunkHost()
     get = peer_wire.Get((run(1, 3), run(4, 2)))
@@ -989,8 +989,8 @@ async def test_partial_cancel_of_a_run_is_passed_on_after_the_run():
         stream = await nets.dial(address)
         cancels = peer_wire.Cancel((2,)), peer_wire.Cancel((4, 5))
         await stream.send_all(nets.HELLO + frames(get, *cancels))
-        await nets.wait_until(lambda: len(giver.told) == 2)
-        assert giver.told == [[1, 2, 3], (2,)]
+        await nets.wait_until(lambda: len(giver.reported) == 2)
+        assert giver.reported == [[1, 2, 3], (2,)]
         [connection] = server._incoming
         assert connection._open_chunks == 2
         await stream.aclose()

@@ -110,16 +110,22 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def asking(
-    address: str, host=CLIENT, tls=None, limits=PATIENT, admission=EVERYBODY, told=None, **options
+    address: str,
+    host=CLIENT,
+    tls=None,
+    limits=PATIENT,
+    admission=EVERYBODY,
+    reported=None,
+    **options,
 ):
     """Run a client.
 
-    :param told: callbacks for events of peers
+    :param reported: callbacks for events of peers
     """
     net = peer_network.PeerNetwork(
         host, credentials=tls, limits=limits, admission=admission, **options
     )
-    net.set_callbacks(**(told or {}))
+    net.set_callbacks(**(reported or {}))
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -175,7 +181,7 @@ async def test_chunk_is_fetched_from_a_peer():
 
 
 async def test_requests_during_shutdown_fail():
-    net, told = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
+    net, reported = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
     async with serving() as (_server, address), trio.open_nursery() as nursery:
         await nursery.start(net.run)
         nursery.cancel_scope.cancel()
@@ -183,8 +189,8 @@ async def test_requests_during_shutdown_fail():
             for number in range(20):
                 with pytest.raises(errors.SourceUnreachable):
                     await Client(net, address).fetch(host=ids.HostId(f"h{number}"), timeout_s=0.05)
-                told += 1
-    assert told == 20
+                reported += 1
+    assert reported == 20
 
 
 async def test_loss_callback_runs_in_the_context_of_the_requester():
@@ -847,7 +853,7 @@ async def test_announcement_to_an_unreachable_host_is_reported_lost():
     unheard = []
     async with serving() as (_server, address):
         pass
-    async with asking(address, told={"on_notification_lost": unheard.append}) as client:
+    async with asking(address, reported={"on_notification_lost": unheard.append}) as client:
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
@@ -859,7 +865,7 @@ async def test_announcement_is_reported_lost_when_its_host_disconnects():
     unheard = []
     async with (
         serving() as (server, address),
-        asking(address, told={"on_notification_lost": unheard.append}) as client,
+        asking(address, reported={"on_notification_lost": unheard.append}) as client,
     ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=PREFETCH)
@@ -873,7 +879,7 @@ async def test_announcement_is_not_lost_when_an_idle_connection_closes():
     unheard = []
     async with serving() as (_server, address):
         async with asking(
-            address, limits=QUICK, told={"on_notification_lost": unheard.append}
+            address, limits=QUICK, reported={"on_notification_lost": unheard.append}
         ) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=PREFETCH)

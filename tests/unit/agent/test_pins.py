@@ -143,15 +143,15 @@ async def test_failed_write_of_the_pin_file_loses_no_pin(host, tmp_path, monkeyp
     def full(path, raw):
         raise OSError(28, "No space left on device")
 
-    told = []
-    host.pins.report_write = told.append
+    reported = []
+    host.pins.report_write = reported.append
     with monkeypatch.context() as patch:
         patch.setattr(pin_file, "_write", full)
         assert await make(host, IMAGE) == 0
-        assert "No space left" in told[-1]
+        assert "No space left" in reported[-1]
         assert promised_bytes(host) == 2 * MIB
     await make(host, OTHER)
-    assert not told[-1]
+    assert not reported[-1]
     assert set(pin_record.decode((tmp_path / pin_file.FILE_NAME).read_bytes(), "")) == {
         IMAGE,
         OTHER,

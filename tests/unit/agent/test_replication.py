@@ -60,7 +60,7 @@ class Keeper(filling_host.FillingHost):
     def __init__(self, host, place, first_pause_s=0.2, grace_s=900.0):
         super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
         self.place = place
-        self.told: list[tuple[str, peer_wire.Notification]] = []
+        self.reported: list[tuple[str, peer_wire.Notification]] = []
         leases = replica_leases.Leases()
         self.replicas = replication.Replication(
             H1,
@@ -87,7 +87,7 @@ class Keeper(filling_host.FillingHost):
         self.loops = self.uses.run, self.whole.run, self.replicas.run
 
     def send_announcement(self, host_id, news):
-        self.told.append((host_id, news))
+        self.reported.append((host_id, news))
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
@@ -95,7 +95,7 @@ class Keeper(filling_host.FillingHost):
 
     def answers(self, host, image_id=IMAGE):
         """Return the reports to a host about this host's share of an image."""
-        messages = [news for to, news in self.told if to == host]
+        messages = [news for to, news in self.reported if to == host]
         kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
         return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
 
@@ -208,7 +208,7 @@ async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, pl
         keeper.asks(H2, IMAGE)
         assert keeper.replicas.ignored == 3 and not keeper.uses.is_leased(IMAGE)
         await trio.sleep(0.3)
-        assert keeper.told == [] and keeper.host.source.reads == []
+        assert keeper.reported == [] and keeper.host.source.reads == []
 
 
 async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, place):
@@ -259,7 +259,7 @@ async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, place, monke
             keeper.asks(H3, unknown)
             await keeper.answer(H3, unknown, replica_messages.ShareState.REFUSED)
             keeper.asks(H3, unknown, lease_s=0)
-            keeper.told.clear()
+            keeper.reported.clear()
             await trio.sleep(0.1)
         assert attached == [unknown]
 
@@ -362,9 +362,9 @@ async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_p
     async with running(tmp_path, place) as keeper:
         await keeper.use(IMAGE)
         await until(
-            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.told)
+            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.reported)
         )
-        asked = {host: news.leases for host, news in keeper.told if hasattr(news, "leases")}
+        asked = {host: news.leases for host, news in keeper.reported if hasattr(news, "leases")}
         assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
@@ -439,9 +439,9 @@ async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
             keeper.asks(ids.HostId(name), IMAGE)
         most = 0
         while not all(keeper.answers(name) for name in names[1:]):
-            before = len(keeper.told)
+            before = len(keeper.reported)
             keeper.replicas.send_due_messages()
-            most = max(most, len(keeper.told) - before)
+            most = max(most, len(keeper.reported) - before)
             await trio.sleep(0.01)
         assert 0 < most <= replication.AT_A_TIME
 
@@ -456,8 +456,8 @@ async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
-        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
+        reported = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
+        assert (reported.is_used, reported.state) == (True, fill_status.State.NO_SPACE)
         await until(lambda: not keeper.host.pins.get(IMAGE).is_replica)
         assert not keeper.host.pins.pinned_part(IMAGE)
         assert keeper.replicas._images_in_use() == [IMAGE]
@@ -470,7 +470,7 @@ async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_pa
         await keeper.uses.scan_processes()
         keeper.asks(H2, IMAGE, lease_s=0)
         await until(lambda: not keeper.host.pins.list_pins())
-        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
+        reported = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
+        assert (reported.is_used, reported.state) == (False, fill_status.State.EVICTABLE)
         await keeper.use(IMAGE)
         assert fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used

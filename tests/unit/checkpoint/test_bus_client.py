@@ -36,7 +36,7 @@ class Service:
     """A decision service with given responses; it verifies and records requests."""
 
     def __init__(self, transport, key):
-        self.told, self.answer, self._key = [], messages.CheckpointResponse(), key
+        self.reported, self.answer, self._key = [], messages.CheckpointResponse(), key
         self.signer = self.key_signer = key
         self.changed = {}
         target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")
@@ -50,17 +50,17 @@ class Service:
     def register(self, _context, payload):
         signed = decision_messages.decode(payload, decision_messages.Signed)
         ca = identities.authority().certificate_pem
-        sender, told = signed_messages.verify_from_host(
+        sender, reported = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT, ca, messages.SealedMessage
         )
         assert RECORD.key not in signed.payload
-        raw = sealed_box.decrypt(self._key, base64.b64decode(told.box), told.host.encode())
-        self.told.append(
+        raw = sealed_box.decrypt(self._key, base64.b64decode(reported.box), reported.host.encode())
+        self.reported.append(
             (sender.host, msgspec.json.decode(raw, type=messages.RegisteredCheckpoint))
         )
         if isinstance(self.answer, Exception):
             raise self.answer
-        binding = {"host": told.host, "sent_s": told.sent_s, **self.changed}
+        binding = {"host": reported.host, "sent_s": reported.sent_s, **self.changed}
         answer = msgspec.structs.replace(self.answer, **binding)
         return decision_messages.encode(
             signed_messages.sign_payload(answer, signing.CHECKPOINT_ANSWER, self.signer)
@@ -77,7 +77,7 @@ class Service:
         ca = identities.authority().certificate_pem
         kind = messages.IntervalRequest
         sender, asked = signed_messages.verify_from_host(signed, signing.CHECKPOINT, ca, kind)
-        self.told.append((sender.host, asked))
+        self.reported.append((sender.host, asked))
         if isinstance(self.answer, Exception):
             raise self.answer
         binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
@@ -131,10 +131,15 @@ def kept(number, disk=DISK):
 def test_checkpoint_is_registered_completely_and_kept_ones_returned(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.register_checkpoint(RECORD) == {f"{1:064x}", f"{2:064x}"}
-    [(host, told)] = service.told
-    assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
-    assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
-    assert told.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
+    [(host, reported)] = service.reported
+    assert (host, reported.host, reported.consistency, reported.interval_s) == (
+        HOST,
+        HOST,
+        "filesystem",
+        600,
+    )
+    assert (reported.key, reported.manifest_name) == (RECORD.key, RECORD.manifest_name)
+    assert reported.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
 
 
 def test_registration_is_retried_when_the_service_is_busy(daemon, service, monkeypatch):
@@ -154,8 +159,8 @@ def test_registration_is_retried_when_the_service_is_busy(daemon, service, monke
 def test_kept_checkpoints_of_all_disks_are_listed(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.list_retained() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
-    [(host, told)] = service.told
-    assert (host, told.host) == (HOST, HOST)
+    [(host, reported)] = service.reported
+    assert (host, reported.host) == (HOST, HOST)
 
 
 def test_intervals_are_fetched_and_bounded(daemon, service):
@@ -177,7 +182,7 @@ def test_failures_are_reported_vault_first_and_limited(daemon, service):
     service.answer = messages.IntervalResponse()
     failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
     daemon.fetch_intervals(failing)
-    [(_, asked)] = service.told
+    [(_, asked)] = service.reported
     assert asked.failing == (messages.Failing("", "full"), *failing[1:])
 
 
@@ -245,7 +250,7 @@ def test_forged_service_is_refused_and_gets_no_checkpoint(daemon, service, what)
     setattr(service, what, certificates.new_key())
     with pytest.raises(errors.NotAuthenticated):
         daemon.register_checkpoint(RECORD)
-    assert len(service.told) == (what == "signer")
+    assert len(service.reported) == (what == "signer")
 
 
 def test_registration_times_out(daemon):
@@ -259,13 +264,19 @@ def test_host_without_a_certificate_sends_no_registration(tmp_path, transport, s
     lone = bus_client.BusClient(HOST, files, transport)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
         lone.register_checkpoint(RECORD)
-    assert service.told == []
+    assert service.reported == []
 
 
 def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
-    told = {"request": 7, "instance_id": INSTANCE, "host": HOST, "given_s": time.time(), **changed}
+    reported = {
+        "request": 7,
+        "instance_id": INSTANCE,
+        "host": HOST,
+        "given_s": time.time(),
+        **changed,
+    }
     return decision_messages.encode(
-        signed_messages.sign_payload(messages.CheckpointRequest(**told), purpose, key)
+        signed_messages.sign_payload(messages.CheckpointRequest(**reported), purpose, key)
     )
 
 

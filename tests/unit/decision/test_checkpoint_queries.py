@@ -52,16 +52,18 @@ class Hosts:
             clock=manual_clock.FunctionClock(time.monotonic, lambda: self.now_s),
         )
 
-    def sealed(self, told, by="", purpose=signing.CHECKPOINT):
-        made = signed_messages.sign_payload(told, purpose, *self._hosts.identity(by or told.host))
+    def sealed(self, reported, by="", purpose=signing.CHECKPOINT):
+        made = signed_messages.sign_payload(
+            reported, purpose, *self._hosts.identity(by or reported.host)
+        )
         return decision_messages.encode(made)
 
-    def concealed(self, told, **changed):
+    def concealed(self, reported, **changed):
         """Return the sealed registration of a checkpoint, as a host sends it."""
         key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
-        raw = msgspec.json.encode(told)
-        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, told.host.encode())
-        said = {"host": told.host, "sent_s": told.sent_s, **changed}
+        raw = msgspec.json.encode(reported)
+        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, reported.host.encode())
+        said = {"host": reported.host, "sent_s": reported.sent_s, **changed}
         return messages.SealedMessage(box=base64.b64encode(box).decode(), **said)
 
     def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.CheckpointResponse):
@@ -69,9 +71,9 @@ class Hosts:
         signed = decision_messages.decode(answer, decision_messages.Signed)
         return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
-    def register(self, told, **how):
+    def register(self, reported, **how):
         return self.opened(
-            self.service.register_checkpoint(self.sealed(self.concealed(told), **how))
+            self.service.register_checkpoint(self.sealed(self.concealed(reported), **how))
         )
 
     def kept(self, host="h1", sent_s=NOW_S, **how):
@@ -82,8 +84,8 @@ class Hosts:
         self.store.record_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
-        told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
-        asked = self.sealed(told, **how)
+        reported = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
+        asked = self.sealed(reported, **how)
         said = self.service.answer_intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
 
@@ -193,12 +195,14 @@ def test_host_cannot_block_anothers_registration_by_its_disk_name(hosts):
 
 
 def test_disk_key_is_encrypted_in_transit(hosts):
-    told = taken(1)
-    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
-    assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
-    answer = hosts.opened(hosts.service.register_checkpoint(hosts.sealed(hosts.concealed(told))))
-    assert (answer.why, answer.host, answer.sent_s) == ("", told.host, told.sent_s)
-    assert hosts.store.get_checkpoint(told.checkpoint_id).disk_key == told.key
+    reported = taken(1)
+    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(reported)))
+    assert reported.key.encode() not in sent and reported.manifest_name.encode() not in sent
+    answer = hosts.opened(
+        hosts.service.register_checkpoint(hosts.sealed(hosts.concealed(reported)))
+    )
+    assert (answer.why, answer.host, answer.sent_s) == ("", reported.host, reported.sent_s)
+    assert hosts.store.get_checkpoint(reported.checkpoint_id).disk_key == reported.key
 
 
 @pytest.mark.expect_log("checkpoints:")
@@ -356,9 +360,9 @@ def test_malformed_message_is_refused(hosts, payload):
     ],
 )
 def test_invalid_registration_fields_are_refused(changed):
-    told = msgspec.to_builtins(taken(1)) | changed
+    reported = msgspec.to_builtins(taken(1)) | changed
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(told, messages.RegisteredCheckpoint)
+        msgspec.convert(reported, messages.RegisteredCheckpoint)
 
 
 def test_kept_list_has_only_the_hosts_own_checkpoints(hosts):
@@ -408,11 +412,11 @@ def test_server_on_no_host_has_no_checkpoint_due(hosts):
 
 def test_host_has_one_interval_request_in_flight(hosts):
     """Otherwise one host could block all threads of the message bus in calls to Nova."""
-    told = []
+    reported = []
 
     def slowly(host):
-        told.append(hosts.intervals(host, sent_s=NOW_S + 1))
-        told.append(hosts.intervals("h2"))
+        reported.append(hosts.intervals(host, sent_s=NOW_S + 1))
+        reported.append(hosts.intervals("h2"))
         return messages.IntervalResponse()
 
     hosts.service._intervals = types.SimpleNamespace(
@@ -420,7 +424,7 @@ def test_host_has_one_interval_request_in_flight(hosts):
     )
     asks = iter([slowly, lambda _host: messages.IntervalResponse()])
     assert not hosts.intervals().why
-    again, of_another = told
+    again, of_another = reported
     assert again.is_transient and "another request of h1 is in progress" in again.why
     assert not of_another.why
 

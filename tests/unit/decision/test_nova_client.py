@@ -56,8 +56,8 @@ def test_server_is_returned_with_its_current_host(client):
 
 
 def test_aggregates_are_listed_with_hosts_and_metadata(client):
-    told = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
-    client.set_response("os-aggregates", {"aggregates": [told]})
+    reported = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
+    client.set_response("os-aggregates", {"aggregates": [reported]})
     [found] = client.list_aggregates()
     assert (set(found.hosts), found.metadata) == ({"h1", "h2"}, {"a": "b"})
 
@@ -102,10 +102,10 @@ def test_malformed_response_is_an_error(client, answer):
 
 
 def test_response_without_hosts_is_an_error(client, web):
-    told = server()
-    del told["OS-EXT-SRV-ATTR:host"]
-    client.set_response(f"servers/{SERVER}", {"server": told})
-    client.set_response(ON_H1, {"servers": [told]})
+    reported = server()
+    del reported["OS-EXT-SRV-ATTR:host"]
+    client.set_response(f"servers/{SERVER}", {"server": reported})
+    client.set_response(ON_H1, {"servers": [reported]})
     for ask in (lambda: client.get_server(SERVER), lambda: client.metadata_on("h1")):
         with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
             ask()
@@ -197,8 +197,8 @@ def test_image_use_is_an_error_for_a_malformed_response(client, answer):
 
 
 def test_image_use_is_an_error_for_a_response_without_hosts(client):
-    told = user_of({"id": IMAGE}, "h1")
-    del told["OS-EXT-SRV-ATTR:host"]
-    client.set_response(USERS, {"servers": [told]})
+    reported = user_of({"id": IMAGE}, "h1")
+    del reported["OS-EXT-SRV-ATTR:host"]
+    client.set_response(USERS, {"servers": [reported]})
     with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
         client.is_image_used(IMAGE, {"h1"}.__contains__)

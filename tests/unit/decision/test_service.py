@@ -449,18 +449,20 @@ def test_malformed_samples_do_not_fill_the_log(lone, watched_log):
     assert len(watched_log.messages) == message_bus.WARNINGS
 
 
-def open_table(one: Instance, told: decision_messages.RingTable) -> hash_ring.Ring:
+def open_table(one: Instance, reported: decision_messages.RingTable) -> hash_ring.Ring:
     """Verify and decode a table as a newly enrolled agent does."""
     signers = signing.read_public_keys(one.enrolled.keeper.load_trust_state().signers)
-    signed_messages.check_signature(signers, signing.TABLE, told.table.encode(), told.signature)
-    return hash_ring.decode(told.table.encode(), "table")
+    signed_messages.check_signature(
+        signers, signing.TABLE, reported.table.encode(), reported.signature
+    )
+    return hash_ring.decode(reported.table.encode(), "table")
 
 
 def test_every_table_is_signed_even_after_a_takeover(configure, store, lone):
     assert open_table(lone, lone.service.current_ring()).epoch == 0
     Cloud(lone).collect(3)
-    for told in (*lone.published, lone.service.current_ring()):
-        assert open_table(lone, told).epoch == 1
+    for reported in (*lone.published, lone.service.current_ring()):
+        assert open_table(lone, reported).epoch == 1
     other = Instance(configure(), store, leads=False, name="two")
     other.service.run_round()
     assert open_table(lone, other.service.current_ring()).epoch == 1
@@ -729,9 +731,9 @@ def test_image_reports_survive_a_later_sample_in_the_round(lone, store):
     cloud.collect(2)
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
     lone.now_s += 2 * COLLECTION_S
-    told = sample("h1", 3, 0.0, 1)
+    reported = sample("h1", 3, 0.0, 1)
     held = {image_id: decision_messages.HeldImage(size_bytes=5)}
-    lone.accept_sample(msgspec.structs.replace(told, images=held))
+    lone.accept_sample(msgspec.structs.replace(reported, images=held))
     lone.accept_sample(sample("h1", 4, 0.0, 1))
     lone.service.run_round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
@@ -746,8 +748,8 @@ def test_boots_of_several_samples_in_a_round_are_all_recorded(lone, store):
         boot = boot_timeline.Timeline(
             image_id=IMAGE, instance_id=server_id, began_at_s=1.0, opened_s=0.0, slice_s=0.25
         )
-        told = sample("h1", 3 + number, 0.0, 1)
-        lone.accept_sample(msgspec.structs.replace(told, boots=(boot,)))
+        reported = sample("h1", 3 + number, 0.0, 1)
+        lone.accept_sample(msgspec.structs.replace(reported, boots=(boot,)))
     lone.service.run_round()
     assert [[row.host for row in store.list_boots(one)] for one in servers] == [["h1"]] * 3
 
@@ -776,11 +778,11 @@ def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messa
 
 def speak(cloud: Cloud, one: Instance, host: str, task: decision_messages.ImageTask) -> None:
     """Let a host report a task in its next sample."""
-    told = decision_messages.TaskProgress(
+    reported = decision_messages.TaskProgress(
         request=task.request, kind=task.kind, state=decision_messages.TaskState.WAITING
     )
     said = sample(host, cloud.number + 1, 0.0, one.service.current.epoch)
-    images = {IMAGE: decision_messages.HeldImage(task=told)}
+    images = {IMAGE: decision_messages.HeldImage(task=reported)}
     one.accept_sample(msgspec.structs.replace(said, images=images))
 
 

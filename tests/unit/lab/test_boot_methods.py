@@ -93,10 +93,10 @@ def test_report_shows_the_exchange_and_the_remap(tmp_path: pathlib.Path) -> None
     for words in ("from h2", "7.2", "85 of 200 v-nodes move", "it keeps 15 of 100", "34%", "3%"):
         assert words in text
     figures, *pictures = demo_report.save(SETTING, [result], tmp_path)
-    [told] = json.loads(figures.read_text())["ways"]
+    [reported] = json.loads(figures.read_text())["ways"]
     assert [picture.name for picture in pictures] == ["demo.png", "remap.png"]
-    assert told["exchange"]["h2"] == {"h1": 7_250_000}
-    assert told["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
+    assert reported["exchange"]["h2"] == {"h1": 7_250_000}
+    assert reported["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 

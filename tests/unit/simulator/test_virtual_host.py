@@ -96,12 +96,14 @@ def test_simulated_hosts_handle_every_action_of_the_core() -> None:
 def test_host_advertises_its_chunks_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[actions.ForwardAnnouncement] = []
     monkeypatch.setattr(
-        cloud.SimulatedHost, "_forward_announcement", lambda host, told: received.append(told)
+        cloud.SimulatedHost,
+        "_forward_announcement",
+        lambda host, reported: received.append(reported),
     )
     world = make_world()
     first, *_ = world.hosts.values()
     read_all(world, first)
-    assert {told.host for told in received} >= {first.name}
+    assert {reported.host for reported in received} >= {first.name}
     received.clear()
     monkeypatch.setattr(announcements.Announcements, "announce_chunks", lambda *_: None)
     world = make_world()
@@ -127,9 +129,9 @@ def test_failed_prefetch_is_requested_again_for_a_guest() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
     second.attach_image(IMAGE)
-    told = one_machine.announced(*IMAGE.chunks)
+    reported = one_machine.announced(*IMAGE.chunks)
     second.run_actions(
-        second.core.announcement_received(world.now, first.name, told, [], [])
+        second.core.announcement_received(world.now, first.name, reported, [], [])
     )  # a false advertisement
     world.agenda.run(5.0)
     [prefetching] = second.images.values()

@@ -32,8 +32,8 @@ def test_no_lease_is_longer_than_a_day():
 
 def test_leases_of_one_host_are_bounded():
     leases = replica_leases.Leases()
-    told = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
-    assert told.count(True) == replica_leases.MAX_IMAGES_PER_HOST == len(leases)
+    reported = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
+    assert reported.count(True) == replica_leases.MAX_IMAGES_PER_HOST == len(leases)
     assert leases.grant_lease(H3, image(299), 100, 0)  # other hosts may still ask
     assert leases.grant_lease(H2, image(0), 100, 1)  # the host may still renew its leases
     assert leases.grant_lease(H2, image(0), 0, 2) and leases.grant_lease(H2, image(298), 100, 3)

@@ -92,18 +92,20 @@ def test_forgotten_host_holds_only_what_it_announces_again():
     assert known.holders_of_chunk(REF) == [host(1)] and known.holders_of_chunk(*numbered(8)) == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("told", "taken_back", "denied")))))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("announced", "withdrawn", "denied"))))
+)
 def test_holders_are_the_latest_announcers_that_did_not_withdraw(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), []
     for n, what in says:
-        if what == "told":
+        if what == "announced":
             known.add_holder(host(n), [SEVEN])
         elif what == "denied":
             assert known.record_denial(host(n), REF) == (n in right)
         else:
             known.remove_holder(host(n), [SEVEN])
         right = [m for m in right if m != n]
-        if what == "told":
+        if what == "announced":
             right = [*right, n][-location_index.HOLDERS :]
         assert known.holders_of_chunk(REF) == [host(m) for m in right]
 
@@ -182,9 +184,11 @@ def test_announcements_are_batched_and_skip_providers_and_announcers(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     machine.chunks_stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.SendAnnouncement)
-    told = announced_to(machine)
-    assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
-    assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
+    reported = announced_to(machine)
+    assert reported.pop("h2") == reported.pop("h3") == (announced(chunk(2)), (), ())
+    assert len(reported) == 5 and set(reported.values()) == {
+        (announced(chunk(1), chunk(2)), (), ())
+    }
     machine.chunks_stored([arrived(1), arrived(2)])
     assert not announced_to(machine)  # nothing twice
 
@@ -193,18 +197,18 @@ def test_eviction_is_sent_to_hosts_that_got_the_announcement(machine):
     machine.chunks_stored([arrived(1, H2)])
     announced_to(machine)
     machine.chunks_evicted([chunk(1).cid])
-    told = announced_to(machine)
-    assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
+    reported = announced_to(machine)
+    assert "h2" not in reported and set(reported.values()) == {((), announced(chunk(1)), ())}
 
 
 def test_record_of_announced_chunks_is_bounded_and_drops_the_oldest():
     machine = one_machine.Machine(2, topology=topologies.all_hosts)
-    told = machine.core.context.announcements._announced
+    reported = machine.core.context.announcements._announced
     for first in range(0, 2 * announcements.REMEMBERED_CHUNKS, 512):
         refs = numbered(*range(first + 1, first + 513))
         machine.core.context.announcements.announce_chunks(refs, None, machine.now)
-        assert len(told) <= announcements.REMEMBERED_CHUNKS
-    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in told
+        assert len(reported) <= announcements.REMEMBERED_CHUNKS
+    assert ids.Oid(1) not in reported and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in reported
 
 
 def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
@@ -212,8 +216,8 @@ def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
     announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
     machine.chunks_evicted([chunk(1).cid])
-    told = announced_to(machine)
-    assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
+    reported = announced_to(machine)
+    assert "h2" not in reported and reported["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_changes_undone_before_they_are_sent_are_not_announced(machine):
@@ -230,8 +234,8 @@ def test_changes_undone_before_they_are_sent_are_not_announced(machine):
 def test_chunk_is_not_announced_to_a_host_that_announces_it_meanwhile(machine):
     machine.chunks_stored([arrived(1)])
     machine.announcement_received(H3, announced(chunk(1)), [], [])
-    told = announced_to(machine)
-    assert "h3" not in told and len(told) == 6
+    reported = announced_to(machine)
+    assert "h3" not in reported and len(reported) == 6
     machine.chunks_evicted([chunk(1).cid])
     assert "h3" not in announced_to(machine)
 
@@ -248,8 +252,11 @@ def test_new_neighbour_gets_the_latest_announcements(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
     announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {"h9"} and [len(t.held) for t in told] == [512, 88]
+    reported = machine.got(actions.SendAnnouncement)
+    assert {tell.host for tell in reported} == {"h9"} and [len(t.held) for t in reported] == [
+        512,
+        88,
+    ]
 
 
 def test_lost_announcements_are_repeated_once_after_a_delay(machine):
@@ -259,8 +266,8 @@ def test_lost_announcements_are_repeated_once_after_a_delay(machine):
         machine.announcement_lost(H2)
     assert not announced_to(machine, announcements.REPEAT_FIRST_S - 0.1)
     machine.wait(0.2)
-    told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {H2} and [len(t.held) for t in told] == [512, 88]
+    reported = machine.got(actions.SendAnnouncement)
+    assert {tell.host for tell in reported} == {H2} and [len(t.held) for t in reported] == [512, 88]
     assert not announced_to(machine, 10 * announcements.REPEAT_FIRST_S)
 
 
@@ -303,8 +310,8 @@ def test_first_neighbour_gets_chunks_stored_before_it_joined():
 def test_host_in_backoff_gets_no_announcements(machine):
     backoff(machine, "h5")
     machine.chunks_stored([arrived(7)])
-    told = announced_to(machine)
-    assert "h5" not in told and len(told) == 6
+    reported = announced_to(machine)
+    assert "h5" not in reported and len(reported) == 6
 
 
 def test_host_in_backoff_or_off_the_table_gets_no_hints(machine):
@@ -328,12 +335,12 @@ def test_hints_are_bounded_and_sent_in_batches():
     for oid in range(600):
         waiting.hint_eviction(H2, *numbered(oid))
     waiting.withdraw_hint(H2, *numbered(599))
-    told = []
+    reported = []
     while waiting.hints:
         machine.wait(announcements.HINT_EVERY_S)
         assert len(machine.got(actions.SendAnnouncement)) <= announcements.HINTED_AT_A_TIME
-        told += machine.got(actions.SendAnnouncement)
-    assert [len(tell.evictable) for tell in told if tell.host == H2] == [
+        reported += machine.got(actions.SendAnnouncement)
+    assert [len(tell.evictable) for tell in reported if tell.host == H2] == [
         announcements.BATCH_CHUNKS,
         87,
     ]

@@ -223,8 +223,8 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(data=st.data(), why=st.sampled_from((None, None, *FAILURES)))
     def source_answers(self, data, why):
         number = data.draw(st.sampled_from(sorted(self.reads)))
-        told = data.draw(st.sets(st.sampled_from(sorted(self.reads[number]))))
-        chunks = {index: self.reads[number].pop(index) for index in told}
+        reported = data.draw(st.sets(st.sampled_from(sorted(self.reads[number]))))
+        chunks = {index: self.reads[number].pop(index) for index in reported}
         if why is None:
             given = [(n, one_machine.data_of(w.offset // CHUNK)) for n, w in chunks.items()]
         else:
@@ -270,8 +270,10 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(host=st.sampled_from(PEERS), numbers=st.lists(st.integers(0, CHUNKS - 1)))
     def peer_tells(self, host, numbers):
-        told = one_machine.announced(*map(one_machine.chunk, numbers))
-        self.do(self.machine.announcement_received(host, told[::2], told[1::2], told[::3]))
+        reported = one_machine.announced(*map(one_machine.chunk, numbers))
+        self.do(
+            self.machine.announcement_received(host, reported[::2], reported[1::2], reported[::3])
+        )
 
     @stateful.rule(hosts=st.lists(st.sampled_from(PEERS)))
     def answers_arrive(self, hosts):

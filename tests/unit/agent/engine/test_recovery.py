@@ -191,7 +191,7 @@ class Scene:
         counts = {
             "transfers": len(context.transfers),
             "waiters": len(waiters),
-            "who was never told": len(self.waiting),
+            "readers without a reply": len(self.waiting),
             "kept": len(context.kept),
             "unwanted": len(context.transfers.unwanted),
             "reads": len(context.source_reads)

@@ -62,8 +62,8 @@ def various(client, store):
     now_s = time.time()
     for number, location in enumerate(("pod1/rack1", "pod1/rack2", "pod10/rack1", "pod1")):
         total = decision_messages.TrafficBytes(5000 * (4 - number), 0)
-        told = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
-        conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **told))
+        reported = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
+        conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **reported))
     client.post("/v1/hosts/h0009/allow")
     return store
 

@@ -456,9 +456,9 @@ def test_host_that_claims_an_idle_huge_link_gets_a_bounded_share():
     def lie(host: str, share: float) -> None:
         if host != "h20":
             return report_load(host, share)
-        told = cloud.members
+        reported = cloud.members
         report_load(host, 0.0)
-        member = told[ids.HostId(host)]
+        member = reported[ids.HostId(host)]
         member.last = msgspec.structs.replace(member.last, link_bytes_s=2**62)
 
     cloud.report_load = lie
