@@ -85,7 +85,7 @@ def announce_to_all(reported, now):
 came = peer_requests.PeerRequests.chunks_arrived
 
 
-def give_something_else(found, transfer, data):
+def serve_wrong_chunk(found, transfer, data):
     """Answer pending reads with wrong bytes."""
     came(found, transfer, b"what a guest wrote")
 
@@ -98,61 +98,86 @@ def read_all_at_once(reads, out, places):
 
 
 FAULTS = {  # a broken rule, the seed that finds it, and how it is broken
-    "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
-    "names are not looked at": (32, authorization.Authorization, "may_serve", lambda *_: True),
-    "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
-    "time of requests is not looked at": (1, peer_requests, "CHECK_S", 30.0),
-    "requests of a host are not bounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
-    "what a host does not read is not bounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
-    "what was delivered is not noted": (
+    "proofs are not verified": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
+    "names are not checked": (32, authorization.Authorization, "may_serve", lambda *_: True),
+    "referred requesters wait long": (1, peer_requests, "HELD_WAIT_S", 60.0),
+    "request deadlines are ignored": (1, peer_requests, "CHECK_S", 30.0),
+    "requests of a host are unbounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
+    "undelivered bytes are unbounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
+    "deliveries are not recorded": (
         0,
         peer_requests.PeerRequests,
         "answers_delivered",
         lambda *_: None,
     ),
-    "what was looked up is not noted": (
+    "look-ups are not recorded": (
         0,
         peer_requests.PeerRequests,
         "contents_looked_up",
         lambda *_: None,
     ),
-    "anybody is named": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
-    "who has left is remembered": (2, host_interning.HostInterning, "forget_host", lambda *_: None),
+    "any host is named as a holder": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
+    "departed hosts stay interned": (
+        2,
+        host_interning.HostInterning,
+        "forget_host",
+        lambda *_: None,
+    ),
     "announced to any host": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
-    "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
-    "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
-    "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
-    "what one peer is asked is not bounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
-    "questions have no end": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
-    "who shows life is waited for too long": (18, requests_out, "MAX_TIMEOUTS", 100),
-    "what is answered elsewhere goes on": (
+    "queued prefetches never start": (
+        5,
+        prefetch_limits.PrefetchLimits,
+        "start_queued",
+        lambda _: iter(()),
+    ),
+    "dropped prefetches stay queued": (
+        5,
+        prefetch_limits.PrefetchLimits,
+        "remove_transfer",
+        lambda *_: None,
+    ),
+    "wrong bytes are accepted": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
+    "bytes in flight to a peer are unbounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
+    "requests never time out": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
+    "keepalives extend a request forever": (18, requests_out, "MAX_TIMEOUTS", 100),
+    "hedged requests are not cancelled": (
         25,
         requests_out.RequestsOut,
         "cancel_attempt",
         lambda *_: None,
     ),
-    "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
-    "deadlines are not kept": (2, pending_reads.PendingReads, "deadline_passed", lambda *_: None),
-    "nothing is tried again": (1, retries.Retries, "pause_ended", lambda *_: None),
-    "a travel does not end": (5, pending_reads.PendingReads, "_end_fetch", lambda *_: None),
-    "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
-    "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
-    "what the cache refused is kept": (2, engine.Engine, "chunks_not_stored", lambda *_: []),
-    "something else is given": (
+    "source reads are unbounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
+    "read deadlines are ignored": (
+        2,
+        pending_reads.PendingReads,
+        "deadline_passed",
+        lambda *_: None,
+    ),
+    "failed fetches are not retried": (1, retries.Retries, "pause_ended", lambda *_: None),
+    "fetches do not end": (5, pending_reads.PendingReads, "_end_fetch", lambda *_: None),
+    "finished transfers are kept": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
+    "ended transfers stay charged": (0, transfers.Transfers, "uncharge", lambda *_: None),
+    "chunks that the cache refused are kept": (
+        2,
+        engine.Engine,
+        "chunks_not_stored",
+        lambda *_: [],
+    ),
+    "wrong chunks are served": (
         1,
         peer_requests.PeerRequests,
         "chunks_arrived",
-        give_something_else,
+        serve_wrong_chunk,
     ),
     "announced to all": (11, announcements.Announcements, "follow_table", announce_to_all),
-    "many are asked at once": (
+    "requests are sent in parallel": (
         4,
         source_selection.SourceSelection,
         "_has_active_attempt",
         lambda *_: False,
     ),
-    "predictions are not bounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
-    "what comes is still under way": (3, chunk_state.ChunkStates, "in_flight", 1),
+    "predictions are unbounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
+    "arrived chunks stay in flight": (3, chunk_state.ChunkStates, "in_flight", 1),
 }
 
 
@@ -165,7 +190,7 @@ def test_swarm_detects_broken_rules(fault, monkeypatch):
     seed, *where = FAULTS[fault]
     monkeypatch.setattr(*where)
     limit = {}
-    if fault == "what one peer is asked is not bounded":
+    if fault == "bytes in flight to a peer are unbounded":
         limit["in_flight_limit_bytes"] = 16 * transfer_world.CHUNK
     found = (transfer_swarm.play(seed, **limit)[1] for seed in (seed, *MORE_SEEDS))
     assert any(isinstance(error, transfer_world.Broken) for error in found)

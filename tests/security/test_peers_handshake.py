@@ -149,7 +149,7 @@ def reflected(link):
 
 
 LIES = {
-    "chunk that nobody asked for": (
+    "unrequested chunk": (
         lambda link: encoded(link.sending, peer_wire.Chunk(99, b"x")),
         "unsolicited response",
     ),

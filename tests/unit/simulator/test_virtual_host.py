@@ -58,18 +58,18 @@ def refuse(found: peer_requests.PeerRequests, pending: Any, ref: Any) -> None:
     found._refuse(pending, failure.Failure.MISSING)
 
 
-def request_without_peers(*_: Any) -> list[Any]:
+def no_upstreams(*_: Any) -> list[Any]:
     return []
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (peer_requests.PeerRequests, "_process", refuse),
-    "who proves to know a CID gets it": (
+    "a home answers requesters": (peer_requests.PeerRequests, "_process", refuse),
+    "a proof of the CID authorizes": (
         authorization.hmac,
         "compare_digest",
         lambda *proofs: False,
     ),
-    "homes ask those of wider groups": (placement, "upstreams", request_without_peers),
+    "homes request from wider groups": (placement, "upstreams", no_upstreams),
 }
 
 
