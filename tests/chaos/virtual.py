@@ -386,7 +386,7 @@ class World:
     ) -> None:
         self.network.be(host.name)
         try:
-            await host.whole.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
+            await host.hydration.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
         except errors.Unusable as e:  # it has no space
             self.note(f"{host.name}: {e}")
             return
@@ -395,7 +395,7 @@ class World:
         """Check that no image is due later than requested, however clocks were set since."""
         for host in self.hosts.values():
             for image_id in self.images:
-                known = host.whole.status.status_of(image_id) or {"due_in_s": None}
+                known = host.hydration.status.status_of(image_id) or {"due_in_s": None}
                 if (known["due_in_s"] or 0.0) > HURRY_S:
                     raise Broken(f"{host.name}: due in {HURRY_S:g} s at most, it says {known}")
 
@@ -486,7 +486,7 @@ class World:
                 await trio.sleep(1)
         if late.cancelled_caught:
             shown = {
-                name: host.whole.status.status_of(image_id)
+                name: host.hydration.status.status_of(image_id)
                 for name, host in self.hosts.items()
                 for image_id in self.images
             }
@@ -512,7 +512,9 @@ class World:
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
         shown = (
-            [host.whole.status.status_of(image_id) for image_id in self.images] if host else [None]
+            [host.hydration.status.status_of(image_id) for image_id in self.images]
+            if host
+            else [None]
         )
         return all(one is not None and one["state"] == "fully_cached" for one in shown)
 

@@ -159,7 +159,7 @@ LIES = {
     "frame that was left out": (skipped, "MAC"),
     "the client's own frame": (reflected, "MAC"),
     "endless frame": (lambda link: b"\xff\xff\xff\xff", "frame of 4294967295 bytes"),
-    "frame longer than all that was asked for": (
+    "frame longer than all requested chunks": (
         lambda link: (1 << 21).to_bytes(4, "big"),
         "frame of 2097152 bytes",
     ),

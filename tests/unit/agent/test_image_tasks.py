@@ -41,7 +41,7 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
-        self.whole, self.bases, self.wished, self.prefetched = {}, set(), [], {}
+        self.fill_states, self.bases, self.wished, self.prefetched = {}, set(), [], {}
         self.is_ahead_wanted, self.may_come, self.ahead_delay_s = True, trio.Event(), 0.0
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.mirrors = made.mirrors
@@ -61,7 +61,7 @@ class Host:
         return self.parts.chunks.counters.fetched.get(image_id)
 
     def fill_report(self, image_id):
-        return self.whole.get(image_id, NOT_USED)
+        return self.fill_states.get(image_id, NOT_USED)
 
     async def pre_seed(self, image_id, report):
         if self.failure:
@@ -168,7 +168,7 @@ async def test_change_of_fill_state_is_reported_in_the_next_sample(host):
         ),
         NOT_USED,
     ):
-        host.whole[one_host.IMAGE] = reported
+        host.fill_states[one_host.IMAGE] = reported
         assert (await host.tasks.changed_images())[one_host.IMAGE].fill == reported
         assert await host.tasks.changed_images() is None
 
@@ -176,7 +176,7 @@ async def test_change_of_fill_state_is_reported_in_the_next_sample(host):
 async def test_base_image_of_a_disk_is_reported_without_being_attached(host):
     await host.tasks.changed_images()
     host.bases.add(one_host.OTHER)
-    host.whole[one_host.OTHER] = FILLING
+    host.fill_states[one_host.OTHER] = FILLING
     assert (await host.tasks.changed_images())[one_host.OTHER].fill.is_used
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
@@ -184,12 +184,12 @@ async def test_base_image_of_a_disk_is_reported_without_being_attached(host):
 
 async def test_fill_progress_is_reported_once_per_interval(host):
     await host.parts.mirrors.attach_image(one_host.IMAGE)
-    host.whole[one_host.IMAGE] = FILLING
+    host.fill_states[one_host.IMAGE] = FILLING
     await host.tasks.changed_images()
     further = msgspec.structs.replace(
         FILLING, state=fill_progress.FillState.QUEUED, remaining_bytes=1
     )
-    host.whole[one_host.IMAGE] = further
+    host.fill_states[one_host.IMAGE] = further
     assert await host.tasks.changed_images() is None
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
@@ -201,9 +201,9 @@ async def test_report_at_its_limit_prefers_used_then_recently_touched_images(hos
     for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
         await host.parts.mirrors.attach_image(image_id)
         host.parts.mirrors.save_time_stamp(image_id, touched_ns)
-    host.whole[one_host.IMAGE] = FILLING
+    host.fill_states[one_host.IMAGE] = FILLING
     assert list(await host.tasks.changed_images()) == [one_host.IMAGE]
-    host.whole.clear()
+    host.fill_states.clear()
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
@@ -216,7 +216,7 @@ async def test_report_at_its_limit_prefers_used_images_not_fully_cached(host):
         FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
     )
     for lacking in sorted(host.bases):
-        host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
+        host.fill_states = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
         assert list(await host.tasks.changed_images()) == [lacking]
 
 
@@ -224,12 +224,12 @@ async def test_number_of_reported_images_is_limited(host):
     host.bases = {
         f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
     }
-    host.whole = dict.fromkeys(host.bases, FILLING)
+    host.fill_states = dict.fromkeys(host.bases, FILLING)
     assert len(await host.tasks.changed_images()) == image_tasks.MAX_IMAGES
     assert await host.tasks.changed_images() is None  # unreported images do not count as changed
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     unused = max(await host.tasks.changed_images())
-    host.whole[unused] = NOT_USED
+    host.fill_states[unused] = NOT_USED
     reported = await host.tasks.changed_images()
     assert len(reported) == image_tasks.MAX_IMAGES and unused not in reported
 

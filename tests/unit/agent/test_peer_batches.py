@@ -183,10 +183,10 @@ async def test_flood_of_pings_causes_few_callbacks():
 
 
 UNREQUESTED_ANSWERS = {
-    "never asked for": lambda asked: [peer_wire.Chunk(777, b"x")],
-    "refused, never asked for": lambda asked: [peer_wire.Refuse(777, peer_wire.RefuseCode.MISSING)],
+    "unrequested chunk": lambda asked: [peer_wire.Chunk(777, b"x")],
+    "unrequested refusal": lambda asked: [peer_wire.Refuse(777, peer_wire.RefuseCode.MISSING)],
     "twice": lambda asked: [chunk(asked), chunk(asked)],
-    "given and refused": lambda asked: [
+    "answered and refused": lambda asked: [
         chunk(asked),
         peer_wire.Refuse(asked.request_id, peer_wire.RefuseCode.BUSY),
     ],

@@ -307,7 +307,7 @@ def poisons():
         "a bare table, as it was kept before": table(9, "h1"),
         "a bare table with a huge epoch": json.dumps(leap).encode(),
         "unsigned": msgspec.json.encode(msgspec.structs.replace(sent, signature="")),
-        "of a stranger": msgspec.json.encode(signed(9, "h1", keys=cloud_keys.CloudKeys())),
+        "of another authority": msgspec.json.encode(signed(9, "h1", keys=cloud_keys.CloudKeys())),
         "another table": msgspec.json.encode(
             msgspec.structs.replace(sent, table=signed(9, "h2").table)
         ),

@@ -180,7 +180,7 @@ class Scene:
         """Return the state that remains in the engine; empty if there is none."""
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
-        uplink, lanes = requests.uploads, waiters.prefetch_limits
+        uplink, prefetches = requests.uploads, waiters.prefetch_limits
         receivers = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
             for one in requests.links.receivers.values()
@@ -198,14 +198,15 @@ class Scene:
             + len(context.source_reads._ranges)
             + len(context.source_reads._held),
             "retries": len(waiters.retries) + waiters.retries.due.length,
-            "places of searches": waiters.lookups._free_slots - 4,
-            "lanes": lanes.in_flight + len(lanes),
-            "lanes' places": sum(lanes._left.values()) - sum(lanes._limits.values()),
+            "free lookup slots": waiters.lookups._free_slots - 4,
+            "prefetches": prefetches.in_flight + len(prefetches),
+            "free prefetch slots": sum(prefetches._left.values())
+            - sum(prefetches._limits.values()),
             "requests": len(requests) + len(self.requests),
-            "places of answers": uplink.used + uplink._watched + len(uplink),
+            "upload slots": uplink.used + uplink._watched + len(uplink),
             "of receivers": sum(map(sum, receivers)),
             "owed by peers": len(owed),
-            "lines": sum(peer.queue.length for peer in context.peers.list_peers()),
+            "queued requests": sum(peer.queue.length for peer in context.peers.list_peers()),
         }
         return {what: count for what, count in counts.items() if count}
 
