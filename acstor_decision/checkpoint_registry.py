@@ -131,11 +131,11 @@ class CheckpointRegistry:
             with self._alone(message.host, purpose, kind):
                 return work(message)
 
-        answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
+        answer = msgspec.structs.replace(self._respond(done), host=host, sent_s=sent_s)
         made = signed_messages.sign_payload(answer, purpose, self._trust().signer)
         return decision_messages.encode(made)
 
-    def _said(self, work: Callable[[], messages.Response]) -> messages.Response:
+    def _respond(self, work: Callable[[], messages.Response]) -> messages.Response:
         try:
             return work()
         except errors.NotAuthenticated as e:
@@ -147,13 +147,13 @@ class CheckpointRegistry:
             return messages.Response(str(e))
         except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
             self.refused["unknown"] += 1
-            return messages.Response(str(e), may_pass=True)
+            return messages.Response(str(e), is_transient=True)
         except (nova_client.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
             self._warnings.log_line("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Response(
-                "the database is unreachable" if is_database else str(e), may_pass=True
+                "the database is unreachable" if is_database else str(e), is_transient=True
             )
 
     @contextlib.contextmanager

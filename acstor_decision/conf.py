@@ -153,25 +153,25 @@ def _own_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def load(args: list[str]) -> cfg.ConfigOpts:
     """Load the configuration into the global object and return it, or raise cfg.Error."""
     conf = cfg.CONF
-    prog, says = "acstor-decision", "Run the decision service."
-    common_conf.load(conf, args, prog, register_opts, list_opts(), says)
+    prog, description = "acstor-decision", "Run the decision service."
+    common_conf.load(conf, args, prog, register_opts, list_opts(), description)
     return conf
 
 
-def limits(own: cfg.ConfigOpts.GroupAttr) -> members.MembershipLimits:
+def membership_limits(group: cfg.ConfigOpts.GroupAttr) -> members.MembershipLimits:
     """Return the limits of membership and overload."""
     return members.MembershipLimits(
         collection_s=decision_messages.COLLECTION_S,
-        dead_after_samples=own.dead_after_samples,
-        allowed=own.allowed_hosts,
+        dead_after_samples=group.dead_after_samples,
+        allowed=group.allowed_hosts,
     )
 
 
-def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
+def silent_after_s(group: cfg.ConfigOpts.GroupAttr) -> float:
     """Return how long a host may be silent until it counts as gone."""
-    return float(own.dead_after_samples * decision_messages.COLLECTION_S)
+    return float(group.dead_after_samples * decision_messages.COLLECTION_S)
 
 
-def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.RemapPolicy:
+def remap_policy(group: cfg.ConfigOpts.GroupAttr) -> decider.RemapPolicy:
     """Return the policy of the decider."""
-    return decider.RemapPolicy(may_remap=own.remap)
+    return decider.RemapPolicy(may_remap=group.remap)

@@ -151,7 +151,7 @@ class ImageGrants:
             sent_s=request.sent_s,
             grant=grant,
             why=why[:1024],
-            may_pass=reason not in (None, Reason.NOT_IN_USE),
+            is_transient=reason not in (None, Reason.NOT_IN_USE),
         )
 
     def _check_rate(self, host: str) -> None:

@@ -39,12 +39,14 @@ class IntervalLookup:
 
     def intervals_of_host(self, host: str) -> messages.IntervalResponse:
         """Return the intervals of a host and of its servers; may raise NovaUnreachable."""
-        said = [
+        intervals_s = [
             checkpoint_intervals.parse(server.metadata.get(checkpoint_intervals.NAME))
             for server in self._all()
             if host in server.hosts
         ]
-        of_host = checkpoint_intervals.shortest([wanted for wanted in said if wanted is not None])
+        of_host = checkpoint_intervals.shortest(
+            [wanted for wanted in intervals_s if wanted is not None]
+        )
         return messages.IntervalResponse(of_host=of_host, of_servers=self._of_servers(host))
 
     def _all(self) -> list[nova_client.Aggregate]:

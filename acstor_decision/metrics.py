@@ -43,7 +43,7 @@ class InstanceMetrics:
     hosts: Mapping[str, HostMetrics] = dataclasses.field(default_factory=dict)
     silent: Sequence[str] = ()  # the first ones, if this instance leads and receives samples
     silent_total: int = 0  # their number
-    heard: int = 0  # samples accepted
+    accepted_samples: int = 0  # samples accepted
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)  # samples, by reason
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
     checkpoints: Sequence[cloud_state.NewestCheckpoint] = ()  # the newest ones, if it leads
@@ -143,7 +143,7 @@ def _of_instance(current: InstanceMetrics) -> Iterator[core.Metric]:
     ):
         yield core.GaugeMetricFamily(f"acstor_decision_{name}", text, value)
     for name, text, value in (
-        ("accepted_samples", "Samples accepted", current.heard),
+        ("accepted_samples", "Samples accepted", current.accepted_samples),
         (
             "registered_checkpoints",
             "Checkpoints that this instance registered",

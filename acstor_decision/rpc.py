@@ -195,12 +195,12 @@ class TaskSender:
         try:
             with self._limit.hold_slot():
                 context = tracing.trace_headers()
-                said = client.call(context, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
+                reply = client.call(context, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
         except oslo_messaging.MessagingTimeout:
             return None
         except Exception as e:  # see _cast
             raise BusUnreachable(str(e).partition("\n")[0]) from e
-        return None if said is None else decision_messages.decode(said, decision_messages.Signed)
+        return None if reply is None else decision_messages.decode(reply, decision_messages.Signed)
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:

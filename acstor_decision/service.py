@@ -73,10 +73,10 @@ class DecisionService:
         clock: clocks.Clock = time,
     ) -> None:
         self.own = conf.acstor_decision
-        limits = decision_conf.limits(self.own)
+        limits = decision_conf.membership_limits(self.own)
         limits = dataclasses.replace(limits, verify_addresses=verifier is not None)
         self.members = members.Members(limits)
-        policy = decision_conf.policy(self.own)
+        policy = decision_conf.remap_policy(self.own)
         self.decider = decider.Decider(policy, self.members, decider.VNodeTable({}))
         self.current = _EMPTY_TABLE
         self.leads = False
@@ -176,7 +176,7 @@ class DecisionService:
     def _reload_trust(self) -> None:
         self._trust = self._authority.load_trust_state()
         self._refused_enrolments = self._store.refused_enrolments()
-        self._silent = self._store.silent_hosts(self._clock.time() - health_checks.UNHEARD_S)
+        self._silent = self._store.silent_hosts(self._clock.time() - health_checks.NO_SAMPLE_S)
         revoked = self._trust.list_revoked(self._clock.time())
         self.members.remove_hosts(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.set_revoked(revoked)
@@ -190,16 +190,16 @@ class DecisionService:
     def _take_samples(self) -> None:
         with self._inbox_lock:
             received = self._inbox.drain_samples(self._clock.monotonic())
-        for heard_s, certificate, sample in received:
+        for received_s, certificate, sample in received:
             if fault := self._trust.why_untrusted(certificate, self._clock.time()):
                 self._untrusted += 1
                 words = (sample.host, sample.number, fault)
                 self._warnings.log_line("%s: sample %d is refused: %s", *words)
                 continue
-            self._accept(sample, heard_s)
+            self._accept(sample, received_s)
 
-    def _accept(self, sample: decision_messages.Sample, heard_s: float) -> None:
-        refusal = self.members.accept_sample(sample, heard_s, self._clock.time())
+    def _accept(self, sample: decision_messages.Sample, received_s: float) -> None:
+        refusal = self.members.accept_sample(sample, received_s, self._clock.time())
         if refusal is None:
             self._merge_sample(sample)
             self._accepted += 1
@@ -377,7 +377,7 @@ class DecisionService:
             hosts=hosts,
             silent=silent.names,
             silent_total=silent.total,
-            heard=self._accepted,
+            accepted_samples=self._accepted,
             refused={
                 **{
                     reason.value: times + self._inbox.refused[reason]

@@ -18,7 +18,7 @@ from acstor_glance import sandbox
 
 GROUP = cfg.OptGroup("acstor_glance", title="Preparation of Glance's images")
 
-TIMEOUT_S = 60
+API_TIMEOUT_S = 60
 
 DESCRIPTION = "Prepare the images of Glance."
 
@@ -167,14 +167,14 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options, and those of the service user, with ``conf``."""
     common_conf.register(conf, GROUP, OPTS)
     loading.register_auth_conf_options(conf, GROUP.name)
-    conf.register_opts(session_options.session_options(TIMEOUT_S), GROUP.name)
+    conf.register_opts(session_options.session_options(API_TIMEOUT_S), GROUP.name)
     loading.register_adapter_conf_options(conf, GROUP.name, include_deprecated=False)
 
 
-def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..., None]) -> None:
-    """Load the files that the command line ``args`` names into ``conf``."""
+def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, loader: Callable[..., None]) -> None:
+    """Load the files that ``args`` names by a ``loader`` of :mod:`acstor_common.service.conf`."""
     options = [*list_opts(), (GROUP, _sign_in_options())]
-    read(conf, args, prog, register_opts, options, description=DESCRIPTION)
+    loader(conf, args, prog, register_opts, options, description=DESCRIPTION)
 
 
 def _sign_in_options() -> list[cfg.Opt]:
@@ -192,7 +192,7 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
                 *OPTS,
                 *loading.get_auth_common_conf_options(),
                 *loading.get_auth_plugin_conf_options("v3password"),
-                *session_options.session_options(TIMEOUT_S),
+                *session_options.session_options(API_TIMEOUT_S),
                 *loading.get_adapter_conf_options(include_deprecated=False),
             ],
         )

@@ -78,11 +78,11 @@ class AgentClient:
 
     def zero_map(self, image_id: str) -> ZeroMap:
         """Return the zero chunks of an image, and the hash of its bytes."""
-        said = self._ask(control_wire.Zeros(image_id))
-        cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
-        value = bytes.fromhex(said.get("os_hash_value", ""))
-        os_hash = chunk_map.OsHash(said.get("os_hash_algo", ""), value)
-        return ZeroMap(cut, base64.b64decode(said["zeros"]), os_hash)
+        reply = self._ask(control_wire.Zeros(image_id))
+        cut = geometry.Geometry(reply["size_bytes"], reply["chunk_bytes"])
+        value = bytes.fromhex(reply.get("os_hash_value", ""))
+        os_hash = chunk_map.OsHash(reply.get("os_hash_algo", ""), value)
+        return ZeroMap(cut, base64.b64decode(reply["zeros"]), os_hash)
 
     def notify_power_off(
         self, instance_id: str, timeout_s: float, *, is_cancelled: bool = False
@@ -101,8 +101,8 @@ class AgentClient:
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
         fields |= {"backing_file": backing_file, "max_bytes": max_bytes}
-        said = self._ask(control_wire.AttachCheckpoint(**fields))
-        return int(said["size_bytes"])
+        reply = self._ask(control_wire.AttachCheckpoint(**fields))
+        return int(reply["size_bytes"])
 
     def list_recovered(self) -> list[dict[str, Any]]:
         """Return the disks made of checkpoints."""

@@ -61,21 +61,21 @@ class DecisionClient:
         path = f"/v1/checkpoints/{checkpoint_id}/recovery"
         return self._get(path, checkpoint_messages.RecoveryData)
 
-    def _get(self, path: str, answer: type[T]) -> T:
+    def _get(self, path: str, kind: type[T]) -> T:
         span = tracing.Span("acstor_decision_call", path=path)
         with span, translated_errors(self._url + path), requests.Session() as session:
             bounded_responses.bound_requests(session, MAX_ANSWER_BYTES)
-            said = session.get(
+            answer = session.get(
                 self._url + path,
                 headers={**self._headers, **tracing.trace_headers()},
                 timeout=self._timeout_s,
                 verify=self._verify,
                 allow_redirects=False,
             )
-            if said.status_code != requests.codes.ok:
-                why = fault_text(said.status_code, said.content)
+            if answer.status_code != requests.codes.ok:
+                why = fault_text(answer.status_code, answer.content)
                 raise errors.DecisionUnreachable(self._url + path, why)
-            return msgspec.json.decode(said.content, type=answer)
+            return msgspec.json.decode(answer.content, type=kind)
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def translated_errors(url: str) -> Iterator[None]:
 
 def fault_text(status: int, raw: bytes) -> str:
     """Return the reason that an answer of the API gives, with its HTTP status."""
-    said = ""
+    reason = ""
     with contextlib.suppress(msgspec.DecodeError):
-        said = msgspec.json.decode(raw, type=_Failure).error.message
-    return f"{said} (HTTP {status})" if said else f"HTTP {status}"
+        reason = msgspec.json.decode(raw, type=_Failure).error.message
+    return f"{reason} (HTTP {status})" if reason else f"HTTP {status}"

@@ -24,7 +24,7 @@ class UnitReadahead:
     def __init__(self, limit_bytes: int, _source: object = None) -> None:
         self._limit_bytes = limit_bytes
         self._navigator = navigator.Navigator()
-        self._asked: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
+        self._requested: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
 
     def record_read(self, offset: int, length: int, now_s: float) -> _Range:
         """Record a read; return the range (start, stop) to fetch, perhaps with it; empty: none."""
@@ -34,12 +34,12 @@ class UnitReadahead:
         self._navigator.request_arrived(last, now_s)
         self._navigator.request_answered(last, now_s)
         unit = self._navigator.unit_at(last)
-        return self._not_asked(unit) if unit else (0, 0)
+        return self._unrequested(unit) if unit else (0, 0)
 
-    def _not_asked(self, unit: navigator.Unit) -> _Range:
+    def _unrequested(self, unit: navigator.Unit) -> _Range:
         size = self._navigator.zone_bytes
         stop = min(unit.stop, unit.start + max(size, self._limit_bytes))
-        zones = [z for z in range(unit.start // size, stop // size) if z not in self._asked]
+        zones = [z for z in range(unit.start // size, stop // size) if z not in self._requested]
         for zone in zones:
-            self._asked[zone] = None
+            self._requested[zone] = None
         return (zones[0] * size, (zones[-1] + 1) * size) if zones else (0, 0)

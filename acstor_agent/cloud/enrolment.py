@@ -280,10 +280,10 @@ def refusal_text(status: int, body: bytes) -> str:
     """
     try:
         error = msgspec.json.decode(body)["error"]
-        said = str(error["message"])
+        reason = str(error["message"])
     except (*_NOT_JSON, KeyError, TypeError):
-        said = "it gives no reason, so the address may be of another service"
-    return f"the decision service refuses ({status}): {re.sub('[^ -~]', '?', said[:MAX_WHY])}"
+        reason = "it gives no reason, so the address may be of another service"
+    return f"the decision service refuses ({status}): {re.sub('[^ -~]', '?', reason[:MAX_WHY])}"
 
 
 def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:

@@ -67,14 +67,14 @@ class GrantClient:
         signed = signed_messages.sign_payload(
             asked, signing.IMAGE_GRANT_WANTED, identity.key, identity.certificate.pem
         )
-        said = self._bus.call_method(
+        reply = self._bus.call_method(
             decision_messages.TOPIC,
             image_grants.REQUEST_GRANT,
             decision_messages.encode(signed),
             TIMEOUT_S,
         )
         response = signed_messages.verify_from_service(
-            decision_messages.decode(said, decision_messages.Signed),
+            decision_messages.decode(reply, decision_messages.Signed),
             signing.IMAGE_GRANT_ANSWER,
             self._files.signer_keys(),
             image_grants.GrantResponse,
@@ -89,7 +89,7 @@ class GrantClient:
         self, what: str, image_id: ids.ImageId, response: image_grants.GrantResponse
     ) -> decision_messages.Signed:
         if response.grant is None:
-            refusal = errors.SourceUnreachable if response.may_pass else errors.ChunkRefused
+            refusal = errors.SourceUnreachable if response.is_transient else errors.ChunkRefused
             raise refusal(what, WHERE, response.why)
         grant = signed_messages.verify_from_service(
             response.grant,

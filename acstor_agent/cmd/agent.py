@@ -30,8 +30,10 @@ LOG = logging.getLogger(__name__)
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
     """Return a command line's configuration; raise cfg.Error if a file or value is invalid."""
     conf = cfg.ConfigOpts()
-    prog, says = "acstor-agent", "Run the agent of this host."
-    common_conf.load(conf, args, prog, agent_conf.register_opts, agent_conf.list_opts(), says)
+    prog, description = "acstor-agent", "Run the agent of this host."
+    common_conf.load(
+        conf, args, prog, agent_conf.register_opts, agent_conf.list_opts(), description
+    )
     return conf
 
 

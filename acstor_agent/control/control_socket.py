@@ -124,7 +124,7 @@ class _Clients:
         self._limit = limit
         self._idle: dict[trio.CancelScope, None] = {}  # longest idle first
         self._busy: set[trio.CancelScope] = set()
-        self._said = log_limit.LogLimit(LOG_INTERVAL_S)
+        self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[trio.CancelScope]:
@@ -149,7 +149,7 @@ class _Clients:
             self._idle[client] = None
 
     def _make_room(self) -> None:
-        untold = self._said.take_line(None, trio.current_time())
+        untold = self._log_limit.take_line(None, trio.current_time())
         if untold is not None:
             LOG.warning("control socket: more than %d clients (%d times more)", self._limit, untold)
         if not self._idle:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports this host to the decision service, in every sample."""
+"""Contents of the samples that this host sends to the decision service."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from acstor_common.service import version
 from acstor_common.util import sliding_window
 from acstor_common.wire import decision_messages
 
-FAILED = "failed reads"
+FAILED_READS = "failed reads"
 WINDOW_S = 3600.0
 
 
@@ -45,9 +45,9 @@ class HealthSummary:
         late = sorted(
             self._stuck.list_late_requests().values(), key=lambda requests: -requests.longest_s
         )
-        totals = {**self._fallbacks, FAILED: self._images.failed_reads()}
+        totals = {**self._fallbacks, FAILED_READS: self._images.failed_reads()}
         grown = self._window.grown_counters(time.monotonic(), totals)
-        failed = grown.pop(FAILED, 0)
+        failed = grown.pop(FAILED_READS, 0)
         lost = sorted(self._mounts.guests)[: decision_messages.MAX_GUESTS]
         faults = status.of_faults(self._tasks.issues, self._source.list_statuses())
         return decision_messages.HostHealth(
@@ -70,7 +70,7 @@ class HealthSummary:
 
 
 class HostReport:
-    """Contents of this host's samples (see :class:`decision_link.HostReport`)."""
+    """Implements :class:`decision_link.HostReport`."""
 
     def __init__(
         self,

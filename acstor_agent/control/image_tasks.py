@@ -116,8 +116,8 @@ class ImageTasks:
                 await self._run_task(task, functools.partial(self._kinds[task.kind], task.image_id))
 
     async def _prefetch_boot_images(self) -> None:
-        async for task, told_s in self._to_come:
-            await trio.sleep_until(told_s + self._boot_prefetch.delay_s())
+        async for task, given_s in self._to_come:
+            await trio.sleep_until(given_s + self._boot_prefetch.delay_s())
             await self._run_task(
                 task, functools.partial(self._boot_prefetch.prefetch_boot_image, task)
             )

@@ -23,8 +23,8 @@ from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.images.read import read_admission
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
+from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_agent.sources import source_client
@@ -188,7 +188,7 @@ def of_guests(
 def of_refused(
     chunks: exchange.Exchange,
     maps: detached_maps.DetachedMaps,
-    connected: handshake_limits.HandshakeLimits,
+    connected: unauthenticated_connections.UnauthenticatedConnections,
 ) -> dict[str, int]:
     """Return how often requests and connections of other hosts were refused."""
     return {
@@ -209,15 +209,15 @@ def of_exchange(chunks: exchange.Exchange, net: peer_network.PeerNetwork) -> dic
         "prefetched_bytes": counted.prefetched_bytes,
         "served_bytes": counted.served_bytes,
         "served_chunks": counted.served_chunks,
-        "invalid_chunks": core.invalid,
-        "failovers": core.fallbacks,
+        "invalid_chunks": core.invalid_chunks,
+        "failovers": core.failovers,
         "hedged_requests": core.hedges,
         "referrals_followed": counted.referrals,
-        "source_preferred_reads": core.source_firsts,
+        "source_preferred_reads": core.source_preferred,
         "is_source_preferred": chunks.core.pending.selection.preference.is_source_first,
         "advertised_chunks": counted.advertised,
-        "ignored_advertisements": core.ignored,
-        "false_advertisements": core.denied,
+        "ignored_advertisements": core.ignored_announcements,
+        "false_advertisements": core.false_announcements,
         "withdrawn_advertisements": counted.withdrawn,
         "demotion_requests_sent": counted.copy_hints_sent,
         "demoted_chunks": counted.demoted,

@@ -55,7 +55,7 @@ class Agent:
         self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, inode_numbers
         self._started_s, self._loop_lag = time.monotonic(), loop_lag.LoopLag()
         self._supervised = tasks = supervised_tasks.SupervisedTasks(nursery)
-        stored.pins.report_write = functools.partial(tasks.set_state, pin_file.FILE)
+        stored.pins.report_write = functools.partial(tasks.set_state, pin_file.FILE_NAME)
         state_dir = pathlib.Path(own.state_dir)
         maps, heads = (tasks.make_folder(state_dir / name) for name in ("maps", "boot"))
         self._cloud = cloud = membership.Membership(

@@ -32,7 +32,7 @@ from acstor_common.util import lru_table
 from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
-AskHolder = Callable[[restore_record.CheckpointHolder], Awaitable[T]]
+HolderRequest = Callable[[restore_record.CheckpointHolder], Awaitable[T]]
 Hedge = Callable[[Sequence[restore_record.CheckpointHolder]], float]
 
 CONNECTIONS = 8  # per holder, of 16 that its vault allows a host; background reads use a quarter
@@ -172,7 +172,7 @@ class CheckpointClient:
         )
         return await self._first(path, ask, self._hedge_s, self._connections.deadline_s)
 
-    async def _first(self, path: str, ask: AskHolder[T], hedge_s: Hedge, within_s: float) -> T:
+    async def _first(self, path: str, ask: HolderRequest[T], hedge_s: Hedge, within_s: float) -> T:
         why = ""
         with trio.move_on_after(within_s):
             for tries in itertools.count():
@@ -234,7 +234,7 @@ class CheckpointClient:
 class _Race(Generic[T]):
     """Asks holders one after the other, with hedges; ``pending`` has the start of each request."""
 
-    def __init__(self, ask: AskHolder[T]) -> None:
+    def __init__(self, ask: HolderRequest[T]) -> None:
         self._ask = ask
         self.won: tuple[restore_record.CheckpointHolder, T] | None = None
         self.failures: dict[restore_record.CheckpointHolder, errors.ChunkUnavailable] = {}

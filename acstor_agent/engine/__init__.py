@@ -24,7 +24,7 @@ same, call ``recover_from_fault(now, why)``.
 * ``ReadSource``: read this range. ``source_read_progressed`` reports chunks as they arrive;
   ``source_ended`` fails the rest. ``CancelSourceRead`` ends the read.
 * ``Store`` -> ``chunks_stored`` or ``chunks_not_stored``. The engine keeps the bytes until then.
-  ``chunk_evicted`` reports evictions, ``room_changed`` write-back pressure.
+  ``chunks_evicted`` reports evictions, ``cache_space_changed`` write-back pressure.
 * ``peer_requested``, ``peer_cancelled``, ``peer_raised_priority``, ``peer_disconnected`` ->
   ``SendAnswers``. ``SendChunk`` without data means: send the chunk from the cache, or feed
   ``cache_read_failed``. ``LookUpContents`` -> ``contents_looked_up``. ``WatchDelivery`` ->

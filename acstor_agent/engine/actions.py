@@ -70,7 +70,7 @@ class ArrivedRun(NamedTuple):
     keys: tuple[chunk_ref.Key, ...]  # in the order of refs, as are the chunks
     chunks: Sequence[transfer.Bytes]
     provider: ids.HostId | None  # None: the source
-    mode: peer_request.Mode | None  # in which the giver was asked
+    mode: peer_request.Mode | None  # of the request to the sender
     is_kept: bool  # held for other hosts, so it stays longer in the cache
     is_own: bool  # requested by this host, not read through for peers only
     priority: Priority

@@ -46,17 +46,17 @@ P = ParamSpec("P")
 class Counters(NamedTuple):
     """Counts since the start."""
 
-    fallbacks: int  # failed attempts after which another provider was asked
-    source_firsts: int  # chunks read from the source first because peers were slower
+    failovers: int  # failed attempts that were repeated with another peer or the source
+    source_preferred: int  # chunks read from the source first because peers were slower
     hedges: int  # extra requests because an answer was late
-    invalid: int  # chunks from peers that did not match their CID
+    invalid_chunks: int  # chunks from peers that did not match their CID
     backoffs: int  # times that a peer was put in backoff
     unauthorized: int  # refused requests of peers
-    given: int  # chunks given to peers
-    referrals: int  # requests of peers that were answered with other hosts
-    accepted: int  # announced chunks that were accepted
-    ignored: int  # announced chunks over a limit
-    denied: int  # announced chunks that the announcing host denied
+    served_chunks: int  # chunks sent to peers
+    referrals_sent: int  # requests of peers answered with a referral
+    accepted_announcements: int  # chunks
+    ignored_announcements: int  # chunks beyond the rate limit
+    false_announcements: int  # chunks that the announcing host did not have
 
 
 def _event(
@@ -127,17 +127,17 @@ class Engine:
         """Counts since the start."""
         selection, peers = self.pending.selection, self.context.peers
         return Counters(
-            selection.fallbacks,
-            selection.source_firsts + self.context.upstream_delays.skipped,
+            selection.failovers,
+            selection.source_preferred + self.context.upstream_delays.skipped,
             peers.hedges,
             peers.invalid_chunks,
             peers.backoffs,
             self.rights.refused,
-            self.requests.given,
-            self.requests.referred,
+            self.requests.served_chunks,
+            self.requests.referrals_sent,
             self.context.announcements.accepted_chunks,
             self.context.announcements.ignored_chunks,
-            self._responses.denied,
+            self._responses.false_announcements,
         )
 
     def requested_chunk(self, host: ids.HostId, number: int) -> chunk_ref.ChunkRef | None:
@@ -161,14 +161,14 @@ class Engine:
         priority: priority.Priority,
         token: Hashable | None,  # identifies the reader in CompleteRead; None: notify no reader
         deadline_s: float = math.inf,
-        is_patient: bool = True,  # retry while bytes may still arrive (GUEST only)
+        is_retried: bool = True,  # retry while bytes may still arrive (GUEST only)
         guest: Hashable = None,  # the reader; guests take turns at the source
     ) -> None:
         """Fetch chunks that are not in the cache; an empty batch completes at once.
 
         :raises errors.LocalProtocolError: neither GUEST nor a priority of ``prefetch_limits``
         """
-        self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, guest)
+        self.pending.request_chunks(batch, priority, token, deadline_s, is_retried, guest)
 
     @_event
     def request_batches(
@@ -178,7 +178,7 @@ class Engine:
     ) -> None:
         """Fetch several batches, each with its own token, as :meth:`request_chunks` does."""
         for token, refs in batches:
-            self.pending.request_chunks(refs, priority, token, math.inf, is_patient=False)
+            self.pending.request_chunks(refs, priority, token, math.inf, is_retried=False)
 
     @_event
     def cancel_reads(self, *tokens: Hashable) -> None:
@@ -264,16 +264,16 @@ class Engine:
                 del kept[key]
 
     @_event
-    def chunk_evicted(self, cids: Iterable[ids.Cid]) -> None:
+    def chunks_evicted(self, cids: Iterable[ids.Cid]) -> None:
         """Withdraw the announcements of chunks that left the cache."""
         for cid in cids:
             for oid in self.rights.names.drop_names(cid):
                 self.context.announcements.withdraw_chunk(oid, self.context.now)
 
     @_event
-    def room_changed(self, has_room: bool) -> None:
-        """Allow or stop prefetches: the cache has room for them or not."""
-        self.pending.prefetch_limits.has_room = has_room
+    def cache_space_changed(self, has_space: bool) -> None:
+        """Allow or stop prefetches: whether the cache has space for them."""
+        self.pending.prefetch_limits.has_space = has_space
 
     # Requests of peers
 

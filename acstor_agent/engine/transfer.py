@@ -59,18 +59,18 @@ class Track(enum.IntEnum):
 class Waiter:
     """A local reader of a batch, which gets one answer."""
 
-    __slots__ = ("deadline_s", "got", "is_done", "is_patient", "left", "refs", "token")
+    __slots__ = ("deadline_s", "got", "is_done", "is_retried", "left", "refs", "token")
 
     def __init__(
         self,
         token: Hashable,
         refs: list[chunk_ref.ChunkRef],
-        is_patient: bool,
+        is_retried: bool,
         deadline_s: float = math.inf,
     ) -> None:
         self.token = token  # identifies the reader for the shell
         self.refs = refs
-        self.is_patient = is_patient  # retry while bytes may still arrive
+        self.is_retried = is_retried  # retry while bytes may still arrive
         self.deadline_s = deadline_s
         self.got: list[Bytes] = [None] * len(refs)
         self.left = len(refs)  # chunks that are missing

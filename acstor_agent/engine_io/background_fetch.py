@@ -150,4 +150,4 @@ class _FetchRun(Generic[T]):
 
     @property
     def description(self) -> str:
-        return read_request.in_words(self.refs[0])
+        return read_request.describe_chunk(self.refs[0])

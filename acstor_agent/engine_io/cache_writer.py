@@ -78,7 +78,7 @@ class CacheWriter:
             self._driver.counters.source_bytes += total
 
     async def _wait_for_room(self) -> None:
-        self._driver.handle_event(self._core.room_changed, False)
+        self._driver.handle_event(self._core.cache_space_changed, False)
         await self._cache.wait_for_room()
         self._is_full = False
-        self._driver.handle_event(self._core.room_changed, True)
+        self._driver.handle_event(self._core.cache_space_changed, True)

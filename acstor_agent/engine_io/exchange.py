@@ -180,13 +180,13 @@ class Exchange(engine_driver.EngineDriver):
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
         guest_wait: blocked_requests.Wait | None = None,  # gets each failure of all providers
-        is_patient: bool = True,  # retry while bytes may still arrive, if a guest waits
+        is_retried: bool = True,  # retry while bytes may still arrive, if a guest waits
     ) -> read_request.ReadRequest:
         """Fetch chunks that are not in the cache; returns at once."""
         request = read_request.ReadRequest(self, refs, deadline_s, guest_wait)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
-            self.core.request_chunks, refs, priority, request, until_s, is_patient, guest
+            self.core.request_chunks, refs, priority, request, until_s, is_retried, guest
         ):
             request.cancel()  # what was started before the engine failed
             request.complete(actions.CompleteRead(request, [], Failure.UNREACHABLE, why))
@@ -197,13 +197,13 @@ class Exchange(engine_driver.EngineDriver):
         ref: chunk_ref.ChunkRef,
         priority: Priority,
         deadline_s: float = math.inf,
-        is_patient: bool = True,
+        is_retried: bool = True,
     ) -> FetchedChunk:
         """Return a chunk from the cache, or else as :meth:`request_chunks` fetches it."""
         cached = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
         if cached is not None:
             return FetchedChunk(cached, Origin.CACHE)
-        with self.request_chunks((ref,), priority, deadline_s, is_patient=is_patient) as request:
+        with self.request_chunks((ref,), priority, deadline_s, is_retried=is_retried) as request:
             return (await request.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
@@ -234,7 +234,7 @@ class Exchange(engine_driver.EngineDriver):
     def chunk_evicted(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Record that a chunk left the cache; return the names that it had."""
         names = self._names.names_of(cid)
-        self.handle_event(self.core.chunk_evicted, (cid,))
+        self.handle_event(self.core.chunks_evicted, (cid,))
         return names
 
     def list_known(self) -> list[segments.Chunks]:
@@ -252,7 +252,7 @@ class Exchange(engine_driver.EngineDriver):
     def _complete(self, complete: actions.CompleteRead) -> None:
         request: Any = complete.token
         if complete.failure is not None:
-            complete = complete._replace(why=self._in_words(request, complete.why))
+            complete = complete._replace(why=self._with_last_error(request, complete.why))
         if complete.failure is Failure.LOST:
             image_id = request.refs[0].image_id
             suppressed = self._log_limit.take_line((image_id, "lost"), self.clock())
@@ -266,21 +266,21 @@ class Exchange(engine_driver.EngineDriver):
 
     def _report_stall(self, stall: actions.ReportStall) -> None:
         request: Any = stall.token
-        why = self._in_words(request, stall.why)
+        why = self._with_last_error(request, stall.why)
         if (absent := stall.absent) is not None:
             key = absent.image_id, "absent"
             if self._log_limit.take_line(key, self.clock()) is not None:
                 LOG.warning(
                     "image %s: data of it is unavailable, guests that read it wait and get I/O "
                     "errors in %.0f s: %s: %s",
-                    *(absent.image_id, stall.lost_in_s, read_request.in_words(absent), why),
+                    *(absent.image_id, stall.lost_in_s, read_request.describe_chunk(absent), why),
                 )
         if request.guest_wait is not None:
             request.guest_wait.why = why
 
-    def _in_words(self, request: read_request.ReadRequest, why: str) -> str:
-        said = self._source_reader.last_errors.get(request.refs[0].image_id)
-        return f"{why}; {said}" if said else why
+    def _with_last_error(self, request: read_request.ReadRequest, why: str) -> str:
+        last_error = self._source_reader.last_errors.get(request.refs[0].image_id)
+        return f"{why}; {last_error}" if last_error else why
 
     def _log_backoff(self, backoff: actions.ReportBackoff) -> None:
         LOG.warning("%s is in backoff for %.1f s: %s", backoff.host, backoff.for_s, backoff.why)

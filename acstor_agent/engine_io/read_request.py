@@ -85,7 +85,7 @@ class ReadRequest:
         """The chunks, in words."""
         first, count = self.refs[0], len(self.refs)
         more = f" and {count - 1} more" if count > 1 else ""
-        return f"{in_words(first)}{more}"
+        return f"{describe_chunk(first)}{more}"
 
 
 _ERRORS: dict[Failure, type[errors.ChunkUnavailable]] = {
@@ -102,7 +102,7 @@ def error_of(answer: actions.CompleteRead, what: str) -> errors.ChunkUnavailable
     return _ERRORS.get(answer.failure, errors.SourceUnreachable)(what, PEERS, answer.why)
 
 
-def in_words(ref: ChunkRef) -> str:
+def describe_chunk(ref: ChunkRef) -> str:
     """Return a description of a chunk."""
     return f"chunk {ref.cid.hex()[:12]} (image {ref.image_id}, byte {ref.offset})"
 

@@ -53,8 +53,8 @@ _MNT_FORCE, _MNT_DETACH = 1, 2
 _PR_SET_PDEATHSIG = 1
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
-_OTHERS = "the mount that was made by another version"
-_GO_BACK = "Guests wait. Return to that version; this one starts once no guest uses that mount"
+_FOREIGN_MOUNT = "the mount that was made by another version"
+_REMEDY = "Guests wait. Return to that version; this one starts once no guest uses that mount"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -75,7 +75,7 @@ class UnsupportedMountError(errors.Unusable):
     """This version cannot serve the mount that was kept; the catcher closes ``fuse_fd``."""
 
     def __init__(self, why: str, fuse_fd: int) -> None:
-        super().__init__(_OTHERS, why, _GO_BACK)
+        super().__init__(_FOREIGN_MOUNT, why, _REMEDY)
         self.fuse_fd = fuse_fd
 
 
@@ -237,12 +237,12 @@ def unmount_unused(mount_point: str, fuse_fd: int) -> bool:
     return not is_connected(fuse_fd)
 
 
-def unmount(mount_point: str, is_held: bool = False) -> None:
+def unmount(mount_point: str, is_forced: bool = False) -> None:
     """Unmount; if it is in use, detach it, and its users get errors.
 
-    :param is_held: abort its connection, because a process that cannot exit holds the descriptor
+    :param is_forced: abort its connection, which a process that cannot exit may hold
     """
-    if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE if is_held else 0) == 0:
+    if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE if is_forced else 0) == 0:
         return
     if ctypes.get_errno() == errno.EBUSY:
         LOG.warning("%s: still in use; unmounting it, its users will get I/O errors", mount_point)
@@ -266,11 +266,12 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
     :raises errors.Unusable: another version gave the kernel answers that this one cannot serve
     """
     fuse_fd, record = connection
-    if record.mounted.numbers != inodes.LAYOUT:
+    layout = record.mounted.inode_layout
+    if layout != inodes.LAYOUT:
         raise errors.Unusable(
-            _OTHERS,
-            f"its open files have inodes of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
-            _GO_BACK,
+            _FOREIGN_MOUNT,
+            f"its open files have inodes of layout {layout}, not {inodes.LAYOUT}",
+            _REMEDY,
         )
     init_answer = record.init_answer()
     offer = record.mounted.init_request
@@ -287,7 +288,7 @@ async def adopt(connection: MountConnection, operations: pyfuse3.Operations) -> 
         record.record_init_answer(init_answer)
     elif found := fuse_init.differences(init_answer, reply):
         why = f"this libfuse would answer FUSE_INIT differently: {', '.join(found)}"
-        raise errors.Unusable(_OTHERS, why, _GO_BACK)
+        raise errors.Unusable(_FOREIGN_MOUNT, why, _REMEDY)
     _answer_init(fuse_fd, init_answer)
     os.dup2(fuse_fd, session_fd, inheritable=False)
     _resend(fuse_fd)
@@ -325,10 +326,10 @@ async def _receive(end: socket.socket) -> bytes:
     return end.recv(INIT_BYTES_LIMIT)
 
 
-def _answer_init(fuse_fd: int, told: bytes) -> None:
+def _answer_init(fuse_fd: int, answer: bytes) -> None:
     """Send the answer to the kernel, which accepts it once."""
     try:
-        os.write(fuse_fd, told)
+        os.write(fuse_fd, answer)
     except OSError as e:
         if e.errno != errno.ENOENT:  # a former worker answered it
             raise

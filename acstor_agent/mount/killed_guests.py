@@ -64,7 +64,7 @@ class KilledGuests:
         self._pids: dict[requests.Stream, set[int]] = {}
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
-        self._is_told = False
+        self._is_logged = False
         self._power_offs: dict[tuple[int, int], _PowerOff] = {}
 
     def note_power_off(
@@ -100,9 +100,9 @@ class KilledGuests:
             holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters}, now_s)
         except PermissionError as e:  # unseen processes may be alive
             self._not_before_s = now_s + RESCAN_S
-            if not self._is_told:
+            if not self._is_logged:
                 LOG.warning("cannot list open files of processes: killed processes may hang: %s", e)
-                self._is_told = True
+                self._is_logged = True
             return []
         if holders is None:
             LOG.warning(

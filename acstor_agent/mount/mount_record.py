@@ -13,24 +13,24 @@ import msgspec
 from acstor_agent.core.mount import inodes
 
 NAME = "acstor mount"
-FACTS_BYTES = 1 << 20  # space for facts, several times what they need
+ENTRIES_BYTES = 1 << 20  # space for entries, several times what they need
 
 
 class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):
-    """The mount was created, with :data:`inodes.LAYOUT` as ``numbers``."""
+    """The mount was created, with this :data:`inodes.LAYOUT`."""
 
-    numbers: int
+    inode_layout: int = msgspec.field(name="numbers")
     init_request: bytes
 
 
-class Answered(msgspec.Struct, frozen=True, tag_field="fact", tag="answered"):
+class InitAnswered(msgspec.Struct, frozen=True, tag_field="fact", tag="answered"):
     """FUSE_INIT was answered."""
 
     reply: bytes
 
 
-_Fact = Mounted | Answered
-_decoder: msgspec.json.Decoder[_Fact] = msgspec.json.Decoder(_Fact)
+_Entry = Mounted | InitAnswered
+_decoder: msgspec.json.Decoder[_Entry] = msgspec.json.Decoder(_Entry)
 _encoder = msgspec.json.Encoder()
 
 
@@ -39,7 +39,7 @@ class MountRecord:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        mounted = [fact for fact in self._facts() if isinstance(fact, Mounted)]
+        mounted = [entry for entry in self._entries() if isinstance(entry, Mounted)]
         if len(mounted) != 1:
             raise ValueError("it does not record what was mounted")
         self.mounted = mounted[0]
@@ -57,18 +57,18 @@ class MountRecord:
 
     def init_answer(self) -> bytes | None:
         """Return the answer to FUSE_INIT, None if there was none."""
-        answers = [fact.reply for fact in self._facts() if isinstance(fact, Answered)]
+        answers = [entry.reply for entry in self._entries() if isinstance(entry, InitAnswered)]
         return answers[0] if answers else None
 
     def record_init_answer(self, reply: bytes) -> None:
         """Record the answer to FUSE_INIT before it is sent."""
-        _add(self.fd, Answered(reply))
+        _add(self.fd, InitAnswered(reply))
 
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)
 
-    def _facts(self) -> list[_Fact]:
+    def _entries(self) -> list[_Entry]:
         try:
             return [_decoder.decode(line) for line in _lines(self.fd).splitlines()]
         except msgspec.DecodeError as e:
@@ -81,13 +81,13 @@ def is_record(fd: int) -> bool:
 
 
 def _lines(fd: int) -> bytes:
-    lines, end, _ = os.pread(fd, FACTS_BYTES, 0).rpartition(b"\n")
+    lines, end, _ = os.pread(fd, ENTRIES_BYTES, 0).rpartition(b"\n")
     return lines + end
 
 
-def _add(fd: int, fact: _Fact) -> None:
+def _add(fd: int, entry: _Entry) -> None:
     at = len(_lines(fd))
-    line = memoryview(_encoder.encode(fact) + b"\n")
+    line = memoryview(_encoder.encode(entry) + b"\n")
     while line:
         written = os.pwrite(fd, line, at)
         at, line = at + written, line[written:]

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import connection_setup
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_listener
 from acstor_agent.peers import traffic_control
+from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import demand_gate
@@ -74,7 +74,7 @@ class PeerNetwork:
         self._share = loop_share.LoopShare(many, turns, self._limits.small_messages)
         self._traffic = traffic or traffic_control.unbounded()
         self.faults = fault_log.FaultLog()
-        self.unauthenticated = handshake_limits.HandshakeLimits(
+        self.unauthenticated = unauthenticated_connections.UnauthenticatedConnections(
             self._limits.unauthenticated, self._limits.hello_s, admission
         )
         may_enter = self.unauthenticated.admit_connection if credentials else lambda ip: True
@@ -316,7 +316,7 @@ class PeerNetwork:
         try:
             ip, port = stream.socket.getpeername()[:2]
             peer = addresses.with_port(ip, port)
-            with self.unauthenticated.limit_handshake(ip):
+            with self.unauthenticated.count_unauthenticated(ip):
                 if not await self._may_handshake(stream, ip):
                     return
                 try:

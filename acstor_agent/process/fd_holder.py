@@ -173,9 +173,9 @@ def _ask(path: pathlib.Path, word: bytes, fds: Sequence[int]) -> tuple[bytes, li
             link.settimeout(WAIT_S)
             link.connect(str(path))
             socket.send_fds(link, [word], fds)
-            said, handed, _, _ = socket.recv_fds(link, _WORD_BYTES, DESCRIPTORS)
+            message, handed, _, _ = socket.recv_fds(link, _WORD_BYTES, DESCRIPTORS)
     except OSError:
         return None
     for fd in handed:
         os.set_inheritable(fd, False)
-    return (said, handed) if said else None
+    return (message, handed) if message else None

@@ -103,7 +103,7 @@ class _Moving:
         os.set_blocking(self._fuse_fd, False)
         self._supervisor: socket.socket | None = supervisor
         self._worker: socket.socket | None = None
-        self._is_asked = False  # the worker asked for requests; before that it cannot take any
+        self._is_worker_ready = False  # it accepts requests
         self._to_send: collections.deque[bytes] = collections.deque()
         self._buffer = memoryview(bytearray(inflight_requests.BUFFER_BYTES))
         self._inflight = inflight_requests.InflightRequests(connection.record)
@@ -114,7 +114,7 @@ class _Moving:
         while self._supervisor or self._worker:
             for fd, events in self._poll():
                 if self._supervisor and fd == self._supervisor.fileno():
-                    if not self._hear_supervisor():
+                    if not self._receive_worker():
                         return
                     break  # the former worker's socket is closed
                 if fd == self._fuse_fd:
@@ -130,11 +130,11 @@ class _Moving:
         if self._worker:
             events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
             poll.register(self._worker, events)
-            if self._is_asked and not self._to_send and not self._inflight.is_full:
+            if self._is_worker_ready and not self._to_send and not self._inflight.is_full:
                 poll.register(self._fuse_fd, select.POLLIN)
         return poll.poll()
 
-    def _hear_supervisor(self) -> bool:
+    def _receive_worker(self) -> bool:
         if self._supervisor is None:
             return False
         word, fds = b"", list[int]()
@@ -151,7 +151,7 @@ class _Moving:
     def _leave_worker(self) -> None:
         if self._worker:
             self._worker.close()
-        self._worker, self._is_asked = None, False
+        self._worker, self._is_worker_ready = None, False
         self._to_send.clear()
 
     def _read_kernel(self) -> bool:
@@ -196,7 +196,7 @@ class _Moving:
             return
         _, code, unique = inflight_requests.HEADER.unpack_from(self._buffer)
         if not unique and code == fuse_connection.NOTIFY_RESEND:
-            self._is_asked = True
+            self._is_worker_ready = True
             waiting = self._inflight.requests
             self._to_send.extend(waiting[number] for number in sorted(waiting))
             self._send()

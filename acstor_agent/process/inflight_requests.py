@@ -70,7 +70,7 @@ class InflightRequests:
     ) -> None:
         _lock(record.fd, lock_timeout_s)
         self._max_requests = max_requests
-        at = mount_record.FACTS_BYTES
+        at = mount_record.ENTRIES_BYTES
         os.ftruncate(record.fd, max(os.fstat(record.fd).st_size, at + _BYTES))
         # Never closed, because that would release the lock.
         self._map = mmap.mmap(record.fd, _BYTES, offset=at)

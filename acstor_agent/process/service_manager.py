@@ -93,10 +93,10 @@ class DescriptorStore:
 
 def _room() -> int:
     """Return how many descriptors the manager keeps: systemd passes it from 254 on."""
-    said = os.environ.get("FDSTORE")
-    if said is None and (unit := _unit()):
-        said = _systemctl("show", "--property=FileDescriptorStoreMax", "--value", unit).strip()
-    return int(said) if said and said.isdecimal() else 0
+    value = os.environ.get("FDSTORE")
+    if value is None and (unit := _unit()):
+        value = _systemctl("show", "--property=FileDescriptorStoreMax", "--value", unit).strip()
+    return int(value) if value and value.isdecimal() else 0
 
 
 def _unit() -> str:

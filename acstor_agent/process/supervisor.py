@@ -174,7 +174,7 @@ class Supervisor:
         if self._is_mounted and self._is_stored:
             is_left = not fuse_connection.unmount_unused(point, connection.fuse_fd)
         elif self._is_mounted:
-            fuse_connection.unmount(point, is_held=bool(self._held))
+            fuse_connection.unmount(point, is_forced=bool(self._held))
         if is_left:
             LOG.warning("%s: guests use it; leaving it to its holder", point)
         else:
@@ -296,7 +296,7 @@ class Supervisor:
                 pid = os.fork()
                 if not pid:
                     os.close(ready_read)
-                    inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
+                    inherited = Inheritance(kernel, lambda: _report_ready(ready_write))
                     child_process.run_child(
                         lambda: self._daemon.run_worker(inherited), self._is_stored, BLOCKED_SIGNALS
                     )
@@ -364,7 +364,7 @@ class Supervisor:
         LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
 
 
-def _say_ready(pipe: int) -> None:
+def _report_ready(pipe: int) -> None:
     os.write(pipe, b"r")
     os.close(pipe)
 

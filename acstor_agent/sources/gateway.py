@@ -95,14 +95,14 @@ class GatewaySource(glance.GlanceSource):
 
         async def ask(ticket: glance.ServiceEndpoint) -> bytes:
             headers = await self._headers(ticket, asked, blob.image_id, location.glance_id)
-            async with self._link.send_request(asked, headers) as answer:
+            async with self._pool.send_request(asked, headers) as answer:
                 return await answer.read_body(WORDS_LIMIT_BYTES)
 
         try:
-            said = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)
+            fault = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)
         except (errors.ChunkUnavailable, msgspec.DecodeError, UnicodeError):
             return ""
-        return said.error.message
+        return fault.error.message
 
     async def _pass(self, what: str, refused: str | None = None) -> glance.ServiceEndpoint:
         ticket = await super()._pass(what, refused)

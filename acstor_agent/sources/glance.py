@@ -103,7 +103,7 @@ class GlanceSource(driver.Driver):
         self._session, self._endpoint = session, endpoint
         self._catalog = catalog
         limits = limits or http_pool.HttpLimits()
-        self._link = http_pool.HttpPool(self.group_name, limits)
+        self._pool = http_pool.HttpPool(self.group_name, limits)
         patient = max(limits.timeout_s, STREAM_SILENCE_S)
         self._streams = http_pool.HttpPool(
             self.group_name, dataclasses.replace(limits, connections=STREAMS, timeout_s=patient)
@@ -161,7 +161,7 @@ class GlanceSource(driver.Driver):
     @property
     def max_concurrent_reads(self) -> int:
         """The limit of connections, each with one request at a time."""
-        return self._link.connections
+        return self._pool.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Check that the blob may be attached, read one byte of it, and return its size."""
@@ -176,7 +176,7 @@ class GlanceSource(driver.Driver):
         try:
             if location.size_bytes == 0:
                 return base.BlobState(0, location.glance_id)
-            ask = self._link.size_bytes
+            ask = self._pool.size_bytes
             size_bytes = await self._of_file(blob, what, location, 0, 1, ask)
             return base.BlobState(size_bytes, location.glance_id)
         except errors.ChunkMissing:
@@ -192,7 +192,7 @@ class GlanceSource(driver.Driver):
         if location.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
-            ask = functools.partial(self._link.fill_run, run)
+            ask = functools.partial(self._pool.fill_run, run)
             await self._of_file(blob, what, location, run.offset, run.length, ask)
         except http_range.RangeRefused as error:
             if error.status == 404 and location.glance_id != blob.image_id:
@@ -245,17 +245,17 @@ class GlanceSource(driver.Driver):
 
     def source_health(self) -> base.Health:
         """Return how many calls of Keystone and of the resolver hang."""
-        hanging = self._threads.hanging, self._link.hanging, self._streams.hanging
+        hanging = self._threads.hanging, self._pool.hanging, self._streams.hanging
         return base.Health(sum(call.calls for call in hanging), max(call.for_s for call in hanging))
 
     @property
     def rtt_s(self) -> float:
         """Least round-trip time of the connections for ranges."""
-        return self._link.rtt_s
+        return self._pool.rtt_s
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._link.aclose()
+        await self._pool.aclose()
         await self._streams.aclose()
 
     async def _of_file(
@@ -338,7 +338,7 @@ class GlanceSource(driver.Driver):
         async def ask_glance(ticket: ServiceEndpoint) -> image_record.Image:
             asked = http_range.RangeRequest(what, f"{ticket.records}/{image_id}", 0, 0)
             headers = await self._headers(ticket, asked, of_image or image_id, image_id)
-            async with self._link.send_request(asked, headers) as answer:
+            async with self._pool.send_request(asked, headers) as answer:
                 if answer.status != 200:
                     raise http_range.status_error(asked, answer.status)
                 text = await answer.read_body(RECORD_LIMIT_BYTES)

@@ -21,7 +21,7 @@ class HttpSource(driver.Driver):
     def __init__(self, url: str, limits: http_pool.HttpLimits | None = None) -> None:
         self._base_url, auth = _parsed(url)
         limits = limits or http_pool.HttpLimits()
-        self._link = http_pool.HttpPool(GROUP, limits, auth, follows_redirects=True)
+        self._pool = http_pool.HttpPool(GROUP, limits, auth, follows_redirects=True)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -50,33 +50,33 @@ class HttpSource(driver.Driver):
     @property
     def max_concurrent_reads(self) -> int:
         """The limit of connections, each with one request at a time."""
-        return self._link.connections
+        return self._pool.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Read one byte, and return the blob's size from the response."""
         what, where = f"the size of {blob.file_name}", self._base_url + blob.file_name
-        return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
+        return await self._pool.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
     async def fill_run(self, run: driver.BlobRun) -> None:
         """Read the run with one request."""
         where = self._base_url + run.blob.file_name
-        await self._link.fill_run(
+        await self._pool.fill_run(
             run, http_range.RangeRequest(run.description, where, run.offset, run.length)
         )
 
     def source_health(self) -> base.Health:
         """Return how many calls of the DNS resolver hang, and how long the oldest has hung."""
-        hanging = self._link.hanging
+        hanging = self._pool.hanging
         return base.Health(hanging.calls, hanging.for_s)
 
     @property
     def rtt_s(self) -> float:
         """Least round-trip time of the connections."""
-        return self._link.rtt_s
+        return self._pool.rtt_s
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._link.aclose()
+        await self._pool.aclose()
 
 
 def _parsed(url: str) -> tuple[str, tuple[str, str] | None]:

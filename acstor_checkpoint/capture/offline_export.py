@@ -32,10 +32,10 @@ def list_bitmaps(disk: domain_xml.RootDisk, base_of: domain_xml.FindBase) -> set
     try:
         with _opened(disk, base_of) as fd:
             argv = ["qemu-img", "info", "-U", "--output=json", _image(fd)]
-            said = subprocess.run(
+            output = subprocess.run(
                 argv, capture_output=True, timeout=_DEADLINE_S, check=True, pass_fds=[fd]
             ).stdout
-        info: Any = json.loads(said[:_INFO_BYTES])
+        info: Any = json.loads(output[:_INFO_BYTES])
         found = info.get("format-specific", {}).get("data", {}).get("bitmaps", [])
         return {bitmap["name"] for bitmap in found if "in-use" not in bitmap["flags"]}
     except subprocess.CalledProcessError as e:

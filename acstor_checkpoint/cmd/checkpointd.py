@@ -35,8 +35,8 @@ def load_conf(args: list[str]) -> cfg.ConfigOpts:
     """Return the configuration of command line ``args``, or raise cfg.Error."""
     conf = cfg.ConfigOpts()
     options = checkpoint_conf.list_opts()
-    says = "Take checkpoints of this host's servers, and store those of other hosts."
-    common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options, says)
+    description = "Take checkpoints of this host's servers, and store those of other hosts."
+    common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options, description)
     return conf
 
 

@@ -95,10 +95,10 @@ class BusClient:
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
         for pause_s in self._limits.pauses_s:
-            if not answer.may_pass or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
+            if not answer.is_transient or self._stopping.wait(pause_s * random.uniform(0.5, 1.5)):
                 break
             answer = self._registered(record)
-        if answer.may_pass:
+        if answer.is_transient:
             raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
         if answer.why:
             raise errors.CheckpointRefused(what, f"the decision service refuses it: {answer.why}")
@@ -239,8 +239,10 @@ class BusClient:
 
     def listen_for_requests(self, ask: RequestCheckpoint) -> None:
         """Listen for requested checkpoints in a thread."""
-        heard = {messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)}
-        endpoint = message_bus.Endpoint(heard)
+        methods = {
+            messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)
+        }
+        endpoint = message_bus.Endpoint(methods)
         supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
     def request_checkpoint(self, payload: object, ask: RequestCheckpoint) -> dict[str, Any]:
@@ -269,11 +271,11 @@ class BusClient:
             number = ask(ids.ImageId(wanted.instance_id))
         except errors.Unusable as e:
             why = str(e)[:1000]
-        heard = messages.CheckpointReply(
+        reply = messages.CheckpointReply(
             request=wanted.request, host=self._host, why=why, number=number
         )
         return decision_messages.encode(
-            signed_messages.sign_payload(heard, signing.CHECKPOINT_HEARD, *self._identity())
+            signed_messages.sign_payload(reply, signing.CHECKPOINT_HEARD, *self._identity())
         )
 
     def _serve(self, endpoint: message_bus.Endpoint) -> None:

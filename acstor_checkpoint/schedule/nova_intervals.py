@@ -75,5 +75,5 @@ def server_interval_s(
     >>> server_interval_s(it, 7, Intervals(8, {it: 6}), 9)
     6
     """
-    said = (intervals.of_servers.get(instance), spec_s, intervals.of_host)
-    return next((wanted for wanted in said if wanted is not None), default_s)
+    intervals_s = (intervals.of_servers.get(instance), spec_s, intervals.of_host)
+    return next((wanted for wanted in intervals_s if wanted is not None), default_s)

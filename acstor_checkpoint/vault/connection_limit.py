@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 from typing import NamedTuple
 
-from acstor_common.identity import handshake_limiter
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.model import clocks
 from acstor_common.model import ids
 
@@ -38,7 +38,7 @@ class ConnectionLimit:
 
     def __init__(
         self,
-        hosts: handshake_limiter.HostAddresses,
+        hosts: handshake_rate_limit.HostAddresses,
         clock: clocks.Clock = time,
     ) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class ConnectionLimit:
             else:
                 waiting, limit = self._shared, UNAUTHENTICATED
             if len(waiting) >= limit:
-                oldest = handshake_limiter.oldest_of_crowd(waiting)
+                oldest = handshake_rate_limit.oldest_of_busiest_address(waiting)
                 del waiting[oldest]
                 _end(oldest)
             waiting[handle] = address

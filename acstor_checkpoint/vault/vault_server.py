@@ -27,7 +27,7 @@ from acstor_checkpoint.vault_protocol import tls_channel
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
-from acstor_common.identity import handshake_limiter
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.util import log_limit
 from acstor_common.util import supervision
 
@@ -68,7 +68,7 @@ class VaultServer:
         self._sock, self._api, self._limits = sock, api, limits
         self._credentials, self._hosts = credentials, hosts
         self._connections = connection_limit.ConnectionLimit(hosts)
-        self._handshakes = handshake_limiter.HandshakeLimiter(hosts)
+        self._handshakes = handshake_rate_limit.HandshakeRateLimit(hosts)
         self._refusals = log_limit.LogLimit(_REFUSALS_S)
         self._errors = log_limit.LogLimit(_LOOK_S)
         self._numbers = itertools.count(1)

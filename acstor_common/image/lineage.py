@@ -32,9 +32,9 @@ def bases_of(image: image_record.Image) -> list[ids.ImageId]:
     """
     direct, _, of_image = image.text(DIRECT_BASE).partition(" ")
     # With another image's ID the property is a copy.
-    said = [direct if of_image == image.id else "", image.text(deduplication.BASE_IMAGE)]
+    texts = [direct if of_image == image.id else "", image.text(deduplication.BASE_IMAGE)]
     found: dict[ids.ImageId, None] = {}
-    for text in said:
+    for text in texts:
         with contextlib.suppress(ValueError):
             found[ids.parse_image_id(text)] = None
     return [base for base in found if base != image.id]

@@ -148,7 +148,7 @@ class Ring:
         self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
         self._homes = sum(count > 0 for count in self._vnodes.values())
         owned = sum(self._vnodes.values())
-        self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < owned}
+        self._deprioritized = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < owned}
         self._points = array.array("Q", [point for point, _ in points])
         self._owner_of_point = array.array("H", [number for _, number in points])
         self._ends = _ends_of_runs(self._owner_of_point)
@@ -170,7 +170,7 @@ class Ring:
 
     def is_deprioritized(self, host: ids.HostId) -> bool:
         """Return whether a host has less than half an even share of v-nodes: its link is loaded."""
-        return host in self._spared
+        return host in self._deprioritized
 
     def is_drained(self, host: ids.HostId) -> bool:
         """Return whether an operator took all v-nodes of a host (traffic leaves one)."""

@@ -24,11 +24,11 @@ from acstor_common.model import clocks
 
 LOG = logging.getLogger(__name__)
 
-PUBLISHED_KEY = "SECRET_KEY"  # osprofiler's public default of ``hmac_keys``
+DEFAULT_HMAC_KEY = "SECRET_KEY"  # osprofiler's default of ``hmac_keys``, which is public
 MAX_SPANS = 100  # of one request in one process; osprofiler itself has no limit
 MAX_HEADER_CHARS = 1024
-SLOW_S = 0.5
-PAUSE_S = 60.0  # without new spans, after the backend failed or took SLOW_S for one
+SLOW_BACKEND_S = 0.5
+SUSPEND_S = 60.0  # without new spans, after the backend failed or took SLOW_BACKEND_S
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 Notify = Callable[[dict[str, Any]], None]
@@ -37,7 +37,7 @@ Notify = Callable[[dict[str, Any]], None]
 class SpanLimiter:
     """Forwards start and stop of spans to osprofiler's driver, within limits.
 
-    A failed or slow backend suspends tracing.  Drivers count on the stop of each forwarded start.
+    A failed or slow backend suspends tracing.  Drivers need the stop of each forwarded start.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class SpanLimiter:
         current: Callable[[], object],
         *,
         max_spans: int = MAX_SPANS,
-        slow_s: float = SLOW_S,
+        slow_backend_s: float = SLOW_BACKEND_S,
         clock: clocks.Clock = time,
     ) -> None:
         self._notify, self._current, self._clock = notify, current, clock
-        self._max_spans, self._slow_s = max_spans, slow_s
+        self._max_spans, self._slow_backend_s = max_spans, slow_backend_s
         self._paused_until_s = -float("inf")
         self._local = threading.local()
 
@@ -87,11 +87,11 @@ class SpanLimiter:
         except Exception as e:  # drivers raise errors of their own libraries
             why = type(e).__name__
         took_s = self._clock.monotonic() - began_s
-        if took_s >= self._slow_s:
+        if took_s >= self._slow_backend_s:
             why = why or f"one span took {took_s:.1f} s"
         if why:
-            self._paused_until_s = self._clock.monotonic() + PAUSE_S
-            LOG.warning("[profiler] connection_string: %s; no traces for %g s", why, PAUSE_S)
+            self._paused_until_s = self._clock.monotonic() + SUSPEND_S
+            LOG.warning("[profiler] connection_string: %s; no traces for %g s", why, SUSPEND_S)
 
 
 def enable(conf: cfg.ConfigOpts, service: str) -> bool:
@@ -111,7 +111,7 @@ def enable(conf: cfg.ConfigOpts, service: str) -> bool:
     if not conf.profiler.enabled:
         return False
     keys = [key.strip() for key in conf.profiler.hmac_keys.split(",")]
-    if PUBLISHED_KEY in keys or not any(keys):
+    if DEFAULT_HMAC_KEY in keys or not any(keys):
         why = "with no key, or osprofiler's published one, anyone could trace requests"
         raise errors.Unusable("[profiler] hmac_keys", why, "Set a random key")
     _start_driver(conf, service)
@@ -203,18 +203,18 @@ class Span:
     """A step of a traced request, as a context manager; does nothing without a trace.
 
     :param name: must not end in "-", "a", "r", "s" or "t", which osprofiler's OTLP driver cuts off
-    :param facts: details of the step; nothing secret
+    :param attributes: details of the step; nothing secret
     """
 
-    def __init__(self, name: str, /, **facts: object) -> None:
-        self._name, self._facts = name, facts
+    def __init__(self, name: str, /, **attributes: object) -> None:
+        self._name, self._attributes = name, attributes
         self._results: dict[str, object] = {}
         self._profiler: Any = None
 
     def __enter__(self) -> "Span":
         self._profiler = current_profiler()
         if self._profiler is not None:
-            function = {"name": self._name, "kwargs": _text(self._facts)}
+            function = {"name": self._name, "kwargs": _text(self._attributes)}
             self._send(self._profiler.start, self._name, {"function": function})
         return self
 
@@ -236,5 +236,5 @@ class Span:
         self._results |= results
 
 
-def _text(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in facts.items())
+def _text(attributes: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in attributes.items())

@@ -98,8 +98,8 @@ def broker_of(transport: Any) -> str:
 
 def why_unreachable(error: Exception, transport: Any) -> str:
     """Return a broker's error and address in one line."""
-    said = str(error).partition("\n")[0] or type(error).__name__
-    return f"{said} ({broker_of(transport)})"
+    text = str(error).partition("\n")[0] or type(error).__name__
+    return f"{text} ({broker_of(transport)})"
 
 
 class BusServer:

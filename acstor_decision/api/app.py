@@ -115,7 +115,7 @@ def make_plain_app(
     authority = authority or certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     template = operation.Call(
         store=store,
-        limits=decision_conf.limits(conf.acstor_decision),
+        limits=decision_conf.membership_limits(conf.acstor_decision),
         images=images or glance_client.GlanceClient(conf),
         bus=bus or rpc.TaskSender(conf, authority.sign_payload),
         authority=authority,

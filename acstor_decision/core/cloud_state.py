@@ -16,8 +16,8 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
     """State of a host."""
 
     name: str
-    is_heard: bool  # its agent sends samples
-    unheard_s: float | None = None  # age of its certificate if it never sent a sample
+    is_up: bool  # its agent sends samples
+    no_sample_s: float | None = None  # age of its certificate if it never sent a sample
     is_drained: bool = False
     is_overloaded: bool = False
     epoch: int = 0

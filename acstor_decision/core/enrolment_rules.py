@@ -20,7 +20,7 @@ class EnrolmentLimits(NamedTuple):
 
     hosts: int = 65_536  # known hosts, four times those of a v-node table
     per_user: int = hash_ring.MAX_HOSTS  # hosts that one Keystone user enrolled or requested
-    unheard_per_user: int = 1024  # a user's hosts without a sample, against a stolen password
+    unseen_per_user: int = 1024  # a user's hosts without a sample, against a stolen password
     least_waiting_s: float = 3600.0  # at a limit, records that waited longer are deleted
     least_interval_s: float = 1.0  # time between two certificates of a host
     keys: int = signing.MAX_PUBLIC_KEYS  # trusted keys of a kind; hosts accept no more

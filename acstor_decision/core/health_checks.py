@@ -12,7 +12,7 @@ from acstor_decision.core import finding
 
 LATE_S: Final = 60.0  # hosts receive a new v-node table within this time
 WAIT_S: Final = 30.0  # longer waits may soon cause errors in guests
-UNHEARD_S: Final = 120.0  # an enrolled host sends its first sample within seconds
+NO_SAMPLE_S: Final = 120.0  # an enrolled host sends its first sample within seconds
 LISTENER_S: Final = 180.0  # a listener reports every half a minute
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2  # share of a certificate's lifetime; hosts renew when a third is left
@@ -50,16 +50,16 @@ def _enrolled(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             "install acstor-agent on a host, with [enrolment] and transport_url; its log says why "
             "it does not enrol",
         )
-    if unheard := [
-        f"{host.name}: its certificate is {host.unheard_s / 60:.0f} min old"
+    if unseen := [
+        f"{host.name}: its certificate is {host.no_sample_s / 60:.0f} min old"
         for host in seen.hosts
-        if host.unheard_s is not None and host.unheard_s > UNHEARD_S
+        if host.no_sample_s is not None and host.no_sample_s > NO_SAMPLE_S
     ]:
         yield finding.make_finding(
             "host-no-samples",
             finding.Severity.WARNING,
             "hosts enrolled but never sent a sample",
-            unheard,
+            unseen,
             "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
             "status there names the broker and the user under Faults, and the log of "
             "acstor-decision names the samples that it refuses",
@@ -70,9 +70,9 @@ def _silent(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
     silent = [
         host.name
         for host in seen.hosts
-        if not host.is_heard and not host.is_waiting and host.unheard_s is None
+        if not host.is_up and not host.is_waiting and host.no_sample_s is None
     ]
-    if silent and not any(host.is_heard for host in seen.hosts):
+    if silent and not any(host.is_up for host in seen.hosts):
         yield finding.make_finding(
             "no-samples",
             finding.Severity.ERROR,
@@ -108,7 +108,7 @@ def _certificates(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
         (
             (host.name, host.lifetime_left)
             for host in seen.hosts
-            if host.is_heard and host.lifetime_left is not None
+            if host.is_up and host.lifetime_left is not None
         ),
         key=lambda pair: pair[1],
     )
@@ -137,7 +137,7 @@ def _tables(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             )
         return
     is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S
-    late = [host for host in seen.hosts if host.is_heard and host.epoch < seen.epoch]
+    late = [host for host in seen.hosts if host.is_up and host.epoch < seen.epoch]
     if is_due and late:
         yield finding.make_finding(
             "table-old",
@@ -360,7 +360,7 @@ def _reported(
     seen: cloud_state.CloudState,
 ) -> Iterator[tuple[cloud_state.HostStatus, decision_messages.HostHealth]]:
     for host in seen.hosts:
-        if host.is_heard and host.health is not None:
+        if host.is_up and host.health is not None:
             yield host, host.health
 
 

@@ -76,17 +76,17 @@ class LocationTuner:
             if group in groups
             and (tuned.outer == location_policies.FROM_SOURCE or tuned.outer > near)
         }
-        said = {
+        policies = {
             place: location_policies.LocationPolicy(
                 shares.get(place, location_policies.FULL_SHARE), outers.get(place)
             )
             for place in sorted(shares.keys() | outers.keys())
         }
-        slowest = sorted(said, key=lambda place: said[place].share)[:MAX_LOCATIONS]
+        slowest = sorted(policies, key=lambda place: policies[place].share)[:MAX_LOCATIONS]
         return {
-            place: said[place]
+            place: policies[place]
             for place in slowest
-            if said[place] != location_policies.LocationPolicy()
+            if policies[place] != location_policies.LocationPolicy()
         }
 
     def record_slowness(self, slowness: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ Names = frozenset[vnode.VNode]
 Owners = dict[ids.HostId, Names]  # the v-nodes of each host
 Similarity = Callable[[ids.HostId, ids.HostId], float]  # similarity of two hosts, from 0 to 1
 
-CANDIDATES = 64  # hosts compared with a giver, those that need most, to bound the work
+CANDIDATES = 64  # hosts compared with a donor, those that need most, to bound the work
 
 
 def remap_vnodes(
@@ -32,19 +32,19 @@ def remap_vnodes(
         return dict(owners)
     result = {host: set(owners.get(host, ())) for host in wanted}
     needs = {h: wanted[h] - len(names) for h, names in result.items() if len(names) < wanted[h]}
-    for giver in sorted(result):
-        surplus = len(result[giver]) - wanted[giver]
-        for taker in _most_alike(giver, needs, similarity):
+    for donor in sorted(result):
+        surplus = len(result[donor]) - wanted[donor]
+        for recipient in _most_alike(donor, needs, similarity):
             if surplus <= 0:
                 break
-            moved = _choose(result[giver], giver, taker, min(surplus, needs[taker]))
-            result[giver] -= moved
-            result[taker] |= moved
+            moved = _choose(result[donor], donor, recipient, min(surplus, needs[recipient]))
+            result[donor] -= moved
+            result[recipient] |= moved
             surplus -= len(moved)
-            needs[taker] -= len(moved)
-            if not needs[taker]:
-                del needs[taker]
-        result[giver] -= _choose(result[giver], giver, giver, max(0, surplus))
+            needs[recipient] -= len(moved)
+            if not needs[recipient]:
+                del needs[recipient]
+        result[donor] -= _choose(result[donor], donor, donor, max(0, surplus))
     _make(result, needs)
     return {host: frozenset(names) for host, names in result.items()}
 
@@ -57,23 +57,23 @@ def count_moved(old: Mapping[ids.HostId, Names], new: Mapping[ids.HostId, Names]
 
 
 def _most_alike(
-    giver: ids.HostId, needs: Mapping[ids.HostId, int], similarity: Similarity
+    donor: ids.HostId, needs: Mapping[ids.HostId, int], similarity: Similarity
 ) -> list[ids.HostId]:
     if len(needs) < 2:
         return list(needs)
     candidates = sorted(needs, key=lambda host: (-needs[host], host))
-    compared = {host: similarity(giver, host) for host in candidates[:CANDIDATES]}
+    compared = {host: similarity(donor, host) for host in candidates[:CANDIDATES]}
     rest = candidates[CANDIDATES:]
     return [*sorted(compared, key=lambda host: (-compared[host], -needs[host], host)), *rest]
 
 
 def _choose(
-    names: Collection[vnode.VNode], giver: ids.HostId, taker: ids.HostId, count: int
+    names: Collection[vnode.VNode], donor: ids.HostId, recipient: ids.HostId, count: int
 ) -> Names:
-    """Return ``count`` v-nodes: the taker's own, then adopted ones, then others."""
+    """Return ``count`` v-nodes: the recipient's own, then adopted ones, then others."""
 
     def order(name: vnode.VNode) -> tuple[bool, bool, ids.HostId, int]:
-        return name.made_for != taker, name.made_for == giver, name.made_for, -name.number
+        return name.made_for != recipient, name.made_for == donor, name.made_for, -name.number
 
     return frozenset(sorted(names, key=order)[:count]) if count else frozenset()
 

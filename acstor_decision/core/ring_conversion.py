@@ -28,5 +28,5 @@ def from_ring(published: hash_ring.Ring) -> decider.VNodeTable:
         for host in published.hosts
     }
     thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
-    said = published.revoked, published.policies, published.segment_chunks
-    return decider.VNodeTable(places, thresholds, *said)
+    settings = published.revoked, published.policies, published.segment_chunks
+    return decider.VNodeTable(places, thresholds, *settings)

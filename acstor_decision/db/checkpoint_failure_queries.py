@@ -23,8 +23,8 @@ def record_failures(
     """Replace the failures of a host."""
     session.execute(sa.delete(_Row).where(_Row.host == host))
     if failing:
-        said = msgspec.json.encode(failing).decode()
-        session.add(_Row(host=host, reported_s=now_s, failing=said))
+        encoded = msgspec.json.encode(failing).decode()
+        session.add(_Row(host=host, reported_s=now_s, failing=encoded))
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:

@@ -16,8 +16,8 @@ from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.Checkpoint
-MAX_PICTURED = 10_000
-RECOVERY_S = 3 * 86400.0  # how long a recovery protects its checkpoint from deletion
+MAX_NEWEST = 10_000
+PROTECTION_S = 3 * 86400.0  # how long a recovery protects its checkpoint from deletion
 
 
 def insert_checkpoint(
@@ -39,7 +39,7 @@ def insert_checkpoint(
     former = session.get(_Row, taken.checkpoint_id)
     if former is not None:
         is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
-        return list_of_instance(session, taken.instance_id) if is_same else None
+        return list_for_instance(session, taken.instance_id) if is_same else None
     # only this host's rows: another host could claim this disk name
     its_own = _Row.vault_disk == taken.vault_disk, _Row.host == taken.host
     newest = sa.select(sa.func.max(_Row.number)).where(*its_own)
@@ -48,8 +48,8 @@ def insert_checkpoint(
     session.execute(sa.insert(_Row).values(**fields, off_hosts_s=None, recovered_s=None))
     of_others = _Row.instance_id == taken.instance_id, _Row.host != taken.host
     session.execute(sa.update(_Row).where(*of_others).values(recovered_s=None))
-    found = list_of_instance(session, taken.instance_id)
-    old = [row for row in found[kept:] if not is_recovered(row, registered_s)]
+    found = list_for_instance(session, taken.instance_id)
+    old = [row for row in found[kept:] if not is_protected(row, registered_s)]
     if old:
         gone = [row.checkpoint_id for row in old]
         session.execute(sa.delete(_Row).where(_Row.checkpoint_id.in_(gone)))
@@ -66,12 +66,12 @@ def record_recovery(
     return session.get(_Row, checkpoint_id)
 
 
-def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
-    """Return whether a recovery may still fetch a checkpoint."""
-    return row.recovered_s is not None and now_s - row.recovered_s < RECOVERY_S
+def is_protected(row: models.Checkpoint, now_s: float) -> bool:
+    """Return whether a recovery, which may still fetch a checkpoint, protects it."""
+    return row.recovered_s is not None and now_s - row.recovered_s < PROTECTION_S
 
 
-def list_of_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:
+def list_for_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:
     """Return the checkpoints of an instance, the newest first."""
     wanted = sa.select(_Row).where(_Row.instance_id == instance_id)
     return list(
@@ -84,7 +84,7 @@ def get_checkpoint(session: orm.Session, checkpoint_id: str) -> models.Checkpoin
     return session.get(_Row, checkpoint_id)
 
 
-def list_of_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoint]:
+def list_for_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoint]:
     """Return the checkpoints that a host took."""
     wanted = sa.select(_Row).where(_Row.host == host).order_by(_Row.checkpoint_id).limit(limit)
     return list(session.execute(wanted).scalars())
@@ -150,7 +150,7 @@ def delete_checkpoint(session: orm.Session, checkpoint_id: str) -> bool:
 
 
 def list_newest(session: orm.Session) -> list[cloud_state.NewestCheckpoint]:
-    """Return the newest checkpoint of each instance on a host, MAX_PICTURED at most."""
+    """Return the newest checkpoint of each instance on a host, MAX_NEWEST at most."""
     last = sa.select(_Row.instance_id, sa.func.max(_Row.registered_s).label("registered_s"))
     last_of = (
         last.where(_Row.gone_s.is_(None), _Row.off_hosts_s.is_(None))
@@ -165,7 +165,7 @@ def list_newest(session: orm.Session) -> list[cloud_state.NewestCheckpoint]:
     return [
         cloud_state.NewestCheckpoint(instance_id, taken_ms / 1000, interval_s, changed_bytes)
         for instance_id, taken_ms, interval_s, changed_bytes in session.execute(
-            wanted.limit(MAX_PICTURED)
+            wanted.limit(MAX_NEWEST)
         )
     ]
 

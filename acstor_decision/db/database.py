@@ -219,7 +219,7 @@ class Database:
     record_checkpoint = _writes(checkpoint_queries.insert_checkpoint)
     list_checkpoints = _reads(checkpoint_queries.list_checkpoints)
     get_checkpoint = _reads(checkpoint_queries.get_checkpoint)
-    checkpoints_of_host = _reads(checkpoint_queries.list_of_host)
+    checkpoints_of_host = _reads(checkpoint_queries.list_for_host)
     checkpointed_hosts = _reads(checkpoint_queries.hosts_with_checkpoints)
     checkpointed_instances = _reads(checkpoint_queries.list_instances)
     record_checkpoint_failures = _writes(checkpoint_failure_queries.record_failures)

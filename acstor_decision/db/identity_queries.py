@@ -113,9 +113,9 @@ def _lack(
     bounds = [(known, limits.hosts, "that are known")]
     if user_id:
         of_user = known.where(row.user_id == user_id)
-        unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
+        unseen = of_user.where(~sa.exists().where(models.Host.host == row.host))
         bounds.append((of_user, limits.per_user, "of this user"))
-        bounds.append((unheard, limits.unheard_per_user, "of this user that never sent a sample"))
+        bounds.append((unseen, limits.unseen_per_user, "of this user that never sent a sample"))
     for counted, bound, which in bounds:
         if (session.execute(counted).scalar() or 0) >= bound:
             return bound, which
@@ -132,8 +132,9 @@ class Silent(NamedTuple):
 def list_silent(session: orm.Session, before_s: float) -> Silent:
     """Return hosts certified before a time that sent no sample since then."""
     row, sender = models.Enrolment, models.Host
-    heard = sa.exists().where(sender.host == row.host, sender.seen_s >= before_s)
-    wanted = (row.state == enrolment_rules.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
+    is_seen = sa.exists().where(sender.host == row.host, sender.seen_s >= before_s)
+    is_enrolled = row.state == enrolment_rules.EnrolmentState.ENROLLED
+    wanted = (is_enrolled, row.issued_s < before_s, ~is_seen)
     total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
     named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MAX_SILENT_NAMES)
     return Silent(total or 0, list(session.execute(named).scalars()) if total else ())

@@ -39,7 +39,7 @@ class Needed(NamedTuple):
 
     image_ids: list[str]
     is_complete: bool
-    heard_s: float | None  # last sample of any host; None: none
+    last_sample_s: float | None  # last sample of any host; None: none
     known_since_s: float | None  # time of the first sample of any host
     silent_hosts: int  # hosts with samples, but none since ``up_since_s``
 
@@ -97,8 +97,10 @@ def list_needed(session: orm.Session, since_s: float, up_since_s: float, limit: 
         sa.func.sum(sa.case((is_silent, 1), else_=0)),
     ).where(~is_revoked)
     found = list(session.execute(wanted).scalars())
-    heard_s, known_since_s, silent = session.execute(times).one()
-    return Needed(found[:limit], len(found) <= limit, heard_s, known_since_s, int(silent or 0))
+    last_sample_s, known_since_s, silent = session.execute(times).one()
+    return Needed(
+        found[:limit], len(found) <= limit, last_sample_s, known_since_s, int(silent or 0)
+    )
 
 
 def list_images(session: orm.Session, after: str, limit: int, since_s: float) -> list[ImageTotals]:

@@ -362,9 +362,9 @@ def firmware_of(image: image_record.Image) -> boot_guest.Firmware:
 
 def _check_machine(image: image_record.Image) -> None:
     for name in ("hw_architecture", "architecture"):
-        said = image.text(name).lower()
-        if said and said not in boot_guest.ARCHITECTURES:
-            why = f"its property {name} is {said}, and boot images are built for x86_64 only"
+        value = image.text(name).lower()
+        if value and value not in boot_guest.ARCHITECTURES:
+            why = f"its property {name} is {value}, and boot images are built for x86_64 only"
             raise errors.BootFailed(f"image {image.id}", why)
 
 

@@ -218,8 +218,8 @@ class ImageScan:
             return status.reason.value
         shown = status.detail if _DETAIL.fullmatch(status.detail) else OTHER_DETAIL
         label = f"{status.reason}:{shown}"
-        is_room = label in self.counts or len(self.counts) < MAX_LABELS
-        return label if is_room else f"{status.reason}:{OTHER_DETAIL}"
+        has_label = label in self.counts or len(self.counts) < MAX_LABELS
+        return label if has_label else f"{status.reason}:{OTHER_DETAIL}"
 
     @property
     def is_healthy(self) -> bool:

@@ -108,8 +108,8 @@ class BaseComparer:
             if own_map is None or base_map is None:
                 return True
             own_bytes = common_ranges.own_bytes(own_map, base_map)
-            said = {artefacts.BASE: base.id, artefacts.OWN_BYTES: str(own_bytes)}
-            self._images.set_properties(image_id, said)
+            properties = {artefacts.BASE: base.id, artefacts.OWN_BYTES: str(own_bytes)}
+            self._images.set_properties(image_id, properties)
             if files is None:
                 self._counters.compared_images.labels("elsewhere").inc()
                 return True

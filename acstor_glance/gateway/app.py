@@ -211,19 +211,19 @@ def _caller() -> image_lookup.Caller:
 def _fault(error: Exception) -> flask.Response:
     """Return the answer for an error; only the log has details of internal ones."""
     if isinstance(error, http_errors.HttpError):
-        return _said(error.status, error.message, error.headers)
+        return _error_response(error.status, error.message, error.headers)
     if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
         methods = getattr(error, "valid_methods", None)  # of 405
         headers = {"Allow": ", ".join(sorted(methods))} if methods else None
-        return _said(status, str(error.description or status.phrase), headers)
+        return _error_response(status, str(error.description or status.phrase), headers)
     where = "".join(traceback.format_tb(error.__traceback__))  # its text may hold a password
     LOG.error("a request failed: %s\n%s", type(error).__name__, where)
     words = "the gateway failed; its log says why"
-    return _said(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
+    return _error_response(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
 
 
-def _said(
+def _error_response(
     status: http.HTTPStatus, message: str, headers: dict[str, str] | None = None
 ) -> flask.Response:
     body = _fault_body(status, message)

@@ -121,7 +121,10 @@ class ImageLookup:
         return known
 
     def fetch_record(
-        self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
+        self,
+        image_id: ids.ImageId,
+        caller: Caller,
+        timeout_s: float = glance_conf.API_TIMEOUT_S,
     ) -> image_record.Image:
         """Return the current record of an image, as the caller sees it."""
         return self._fetch_record(image_id, caller, image_record.Image.from_record, timeout_s)
@@ -176,7 +179,7 @@ class ImageLookup:
         image_id: ids.ImageId,
         caller: Caller,
         parse: Callable[[dict[str, Any]], T],
-        timeout_s: float = glance_conf.TIMEOUT_S,
+        timeout_s: float = glance_conf.API_TIMEOUT_S,
     ) -> T:
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
@@ -196,7 +199,7 @@ class ImageLookup:
         path: str,
         caller: Caller,
         headers: dict[str, str] | None = None,
-        timeout_s: float = glance_conf.TIMEOUT_S,
+        timeout_s: float = glance_conf.API_TIMEOUT_S,
     ) -> requests.Response:
         try:
             with self._limit.hold_slot():

@@ -115,11 +115,11 @@ class _Job:
 
     def info(self) -> dict[str, Any]:
         words = ["info", "-f", self._driver, "--output=json", self.image]
-        with tempfile.TemporaryFile() as said:
-            self._run(words, said, _INFO_BYTES, self._limits.spare_s)
-            said.seek(0)
+        with tempfile.TemporaryFile() as output:
+            self._run(words, output, _INFO_BYTES, self._limits.spare_s)
+            output.seek(0)
             with contextlib.suppress(ValueError, RecursionError):
-                found = json.loads(said.read(_INFO_BYTES))
+                found = json.loads(output.read(_INFO_BYTES))
                 if isinstance(found, dict):
                     return found
         raise errors.NotRaw(self._name, f"{QEMU_IMG} returned no valid JSON", REMEDY)
@@ -128,10 +128,10 @@ class _Job:
         words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.CONVERTED_FORMAT]
         max_bytes = self._limits.growth * self._stored_bytes + self._limits.spare_bytes
         longest_s = self._limits.spare_s + self._stored_bytes // SLOWEST_BYTES_S
-        with tempfile.TemporaryFile() as said:
-            self._run([*words, self.image, self._made], said, max_bytes, longest_s)
+        with tempfile.TemporaryFile() as output:
+            self._run([*words, self.image, self._made], output, max_bytes, longest_s)
 
-    def _run(self, words: Sequence[str], said: IO[bytes], max_bytes: int, longest_s: int) -> None:
+    def _run(self, words: Sequence[str], output: IO[bytes], max_bytes: int, longest_s: int) -> None:
         cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
         bounds: dict[str, int | str] = {
             "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "nofile": 64,
@@ -142,7 +142,7 @@ class _Job:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=complaints,
                 cwd="/",
                 pass_fds=self._fds,
@@ -183,8 +183,8 @@ class _Job:
 
 def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
     """Raise errors.NotRaw if the disk refers to other files, or is too large."""
-    strangers = {path for path in _file_names(info) if path != own_name}
-    if strangers or any("backing" in key for key in info):
+    other_files = {path for path in _file_names(info) if path != own_name}
+    if other_files or any("backing" in key for key in info):
         raise errors.NotRaw(name, format_check.BACKING_FILE, REMEDY)
     virtual_bytes, most = info.get("virtual-size"), image_record.SERVED_VIRTUAL_BYTES
     if not isinstance(virtual_bytes, int) or not 0 < virtual_bytes <= most:
@@ -192,8 +192,8 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
         raise errors.NotRaw(name, why, REMEDY)
 
 
-def _file_names(said: object) -> Iterator[str]:
-    left = [said]
+def _file_names(output: object) -> Iterator[str]:
+    left = [output]
     while left:
         value = left.pop()
         if isinstance(value, dict):

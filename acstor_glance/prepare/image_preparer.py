@@ -157,8 +157,8 @@ class ImagePreparer:
     def _refuse(self, image: image_record.Image, why: str, retry: str = "") -> PreparationOutcome:
         LOG.info("image %s is not served: %s", image.id, why)
         pointers = {kind.pointer: "" for kind in artefacts.Kind}
-        said = artefacts.state_properties(image.id, artefacts.State.REFUSED, why, retry)
-        self._images.set_properties(image.id, {**pointers, **said})
+        properties = artefacts.state_properties(image.id, artefacts.State.REFUSED, why, retry)
+        self._images.set_properties(image.id, {**pointers, **properties})
         self.spool.remove(image.id)
         return PreparationOutcome.REFUSED
 
@@ -168,8 +168,8 @@ class ImagePreparer:
         retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image.id, retry, why)  # fmt: skip
-        said = artefacts.state_properties(image.id, artefacts.State.FAILED, why, str(retry))
-        self._images.set_properties(image.id, said)
+        properties = artefacts.state_properties(image.id, artefacts.State.FAILED, why, str(retry))
+        self._images.set_properties(image.id, properties)
         return PreparationOutcome.FAILED
 
     def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:

@@ -105,10 +105,10 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             PublishThread(self._image_id, self._conf).start()
 
     def _record_state(self, state: artefacts.State, message: str, retry: str) -> None:
-        said = artefacts.state_properties(self._image_id, state, message, retry)
+        properties = artefacts.state_properties(self._image_id, state, message, retry)
         try:
             with self._wrapper as action:
-                action.set_image_extra_properties({k: v for k, v in said.items() if v})
+                action.set_image_extra_properties({k: v for k, v in properties.items() if v})
         except Exception as exc:  # a plugin has the rights of the importing tenant
             LOG.info("image %s: %s, not shown in its properties: %s", self._image_id, state, exc)
 

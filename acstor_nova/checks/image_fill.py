@@ -123,27 +123,27 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> CheckRe
         for image_id, image in images.items()
         if image["fill"] and image["fill"]["shortfall_bytes"]
     }
-    said = [f"{_mib(promised)} are reserved, of the {_mib(room)} for pinned images"]
+    parts = [f"{_mib(promised)} are reserved, of the {_mib(room)} for pinned images"]
     if coming:
-        said.append(
+        parts.append(
             f"{len(coming)} images of instances are not pinned yet, at most {_mib(coming_bytes)}"
             + (f" and {unknown} of unknown size" if unknown else "")
         )
     if lacking:
         each = (f"{image_id} lacks {_mib(count)}" for image_id, count in lacking.items())
-        said.append(
+        parts.append(
             f"no space for {_named(list(each))}: their instances still depend on other hosts"
         )
     elif promised + coming_bytes > room:
-        said.append("there will be no space for all of them")
+        parts.append("there will be no space for all of them")
     elif promised <= NEARLY_FULL * limit:
-        return CheckResult("space for images", Level.OK, "; ".join(said))
+        return CheckResult("space for images", Level.OK, "; ".join(parts))
     needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
     remedy = (
         f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, "
         "or move instances of some images to other hosts."
     )
-    return CheckResult("space for images", Level.WARNING, "; ".join(said), remedy)
+    return CheckResult("space for images", Level.WARNING, "; ".join(parts), remedy)
 
 
 def _progress(images: Images, instances: Instances) -> Iterator[CheckResult]:

@@ -176,9 +176,9 @@ class Snapshot:
 
     def _record_base(self) -> None:
         """Record the parent image, as a hint; Nova records the first of several snapshots."""
-        said = {"properties": lineage.direct_base(self._base, self._image_id)}
+        fields = {"properties": lineage.direct_base(self._base, self._image_id)}
         try:
-            self._pending.hooks.update_image(self._context, self._image_id, said)
+            self._pending.hooks.update_image(self._context, self._image_id, fields)
         except Exception as e:
             LOG.info("image %s: its parent image was not recorded: %s", self._image_id, e)
 

@@ -38,7 +38,7 @@ class GatewayLimits(NamedTuple):
     :param answer_bytes: of an answer; the gateway sends a line each five seconds
     """
 
-    ask_s: tuple[float, float] = (10.0, 60.0)  # to connect, and of silence
+    timeout_s: tuple[float, float] = (10.0, 60.0)  # to connect, and of silence
     idle_s: float = 1800.0
     answer_bytes: int = 64 * geometry.MIB
 
@@ -129,7 +129,7 @@ class GatewayClient:
         **more: Any,
     ) -> Iterator[requests.Response]:
         # The connect timeout applies to each piece of the body.
-        timeout_s = self._limits.idle_s if "data" in more else self._limits.ask_s
+        timeout_s = self._limits.idle_s if "data" in more else self._limits.timeout_s
         try:
             with tracing.Span("acstor_gateway_call", path=path), requests.Session() as session:
                 bounded_responses.bound_requests(
@@ -191,9 +191,9 @@ def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
 
 
 def _words(answer: requests.Response) -> str:
-    said = b"".join(itertools.islice(answer.iter_content(1), MAX_LINE_BYTES))
+    raw = b"".join(itertools.islice(answer.iter_content(1), MAX_LINE_BYTES))
     with contextlib.suppress(msgspec.MsgspecError):
-        line = msgspec.json.decode(said, type=_Line)
+        line = msgspec.json.decode(raw, type=_Line)
         if line.error is not None and line.error.message:
             return line.error.message
     return str(answer.reason)

@@ -44,22 +44,25 @@ class ShowStatus(output_columns.ShowOne):
         """Return the fields and their values."""
         found = client.client_of(self).get("/v1/status")
         self._exit = EXITS.get(found["health"], max(EXITS.values()))
-        shown = {**found, **{name: say(found[name]) for name, say in _SAID.items()}}
+        shown = {
+            **found,
+            **{name: to_text(found[name]) for name, to_text in _COLUMNS.items()},
+        }
         return list(shown), list(shown.values())
 
 
-class _WordsColumn(columns.FormattableColumn[Any]):
+class _TextColumn(columns.FormattableColumn[Any]):
     """Data for machines, with a text for people."""
 
 
-def _words(say: Any) -> type[_WordsColumn]:
-    """Return a column class whose text is ``say`` of the sanitized data."""
+def _text_column(to_text: Any) -> type[_TextColumn]:
+    """Return a column class whose text is ``to_text`` of the sanitized data."""
 
-    class Words(_WordsColumn):
+    class TextColumn(_TextColumn):
         def human_readable(self) -> str:
-            return str(say(output_columns.data(self._value)))
+            return str(to_text(output_columns.data(self._value)))
 
-    return Words
+    return TextColumn
 
 
 def _findings(found: list[Mapping[str, Any]]) -> str:
@@ -130,12 +133,12 @@ def _checkpoints(counts: Mapping[str, Any]) -> str:
     return f"{counts['servers']} servers, the oldest {counts['oldest_age_s'] / 60:.0f} min ago"
 
 
-_SAID = {
-    "findings": _words(_findings),
-    "hosts": _words(_hosts),
-    "ring": _words(_ring),
-    "images": _words(_images),
-    "images_in_use": _words(_uses),
-    "guests": _words(_guests),
-    "checkpoints": _words(_checkpoints),
+_COLUMNS = {
+    "findings": _text_column(_findings),
+    "hosts": _text_column(_hosts),
+    "ring": _text_column(_ring),
+    "images": _text_column(_images),
+    "images_in_use": _text_column(_uses),
+    "guests": _text_column(_guests),
+    "checkpoints": _text_column(_checkpoints),
 }

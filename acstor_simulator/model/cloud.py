@@ -114,21 +114,21 @@ class SimulatedHost(virtual_host.VirtualHost):
         self.read((what,), urgency, answered, guest=guest)
         return False
 
-    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
+    def _forward_announcement(self, announcement: actions.ForwardAnnouncement) -> None:
         for prefetching in self.images.values():
-            self.call_later(prefetching.announcement_received, heard.held)
+            self.call_later(prefetching.announcement_received, announcement.held)
 
-    def record_wait(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
+    def record_wait(self, sender: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
         """Add a wait; ``chunks`` is 0 if the request was cancelled."""
-        count, before_s = self.waited.get(giver, (0, 0.0))
-        self.waited[giver] = count + chunks, before_s + took_s
+        count, before_s = self.waited.get(sender, (0, 0.0))
+        self.waited[sender] = count + chunks, before_s + took_s
 
     def pop_waits(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
         """Return and reset the waits by origin; None is the storage."""
         taken, self.waited = self.waited, {}
         return {
-            giver: decision_messages.TimedTraffic(count * CHUNK_BYTES, took_s)
-            for giver, (count, took_s) in taken.items()
+            sender: decision_messages.TimedTraffic(count * CHUNK_BYTES, took_s)
+            for sender, (count, took_s) in taken.items()
         }
 
     def _ask(self, ask: actions.RequestChunks) -> None:

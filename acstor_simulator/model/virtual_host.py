@@ -111,7 +111,7 @@ class VirtualHost:
             actions.RaisePriority: self._raise_priority,
             actions.SendAnswers: self._reply,
             actions.WatchDelivery: self._watch,
-            actions.SendKeepalives: self._say_alive,
+            actions.SendKeepalives: self._send_keepalives,
             actions.SendAnnouncement: self._send_announcement,
             actions.ForwardAnnouncement: self._forward_announcement,
             **dict.fromkeys(_FOR_OTHERS, lambda action: None),
@@ -216,7 +216,7 @@ class VirtualHost:
         size_bytes = MESSAGE_BYTES + entry_bytes * count
         self.send(announcement.host, announcement, size_bytes, Priority.ADVERTISED)
 
-    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
+    def _forward_announcement(self, announcement: actions.ForwardAnnouncement) -> None:
         pass
 
     def _reply(self, reply: actions.SendAnswers) -> None:
@@ -263,7 +263,7 @@ class VirtualHost:
             del self._under[connection]
             self._watched.discard(connection)
 
-    def _say_alive(self, alive: actions.SendKeepalives) -> None:
+    def _send_keepalives(self, alive: actions.SendKeepalives) -> None:
         for connection in alive.connections:
             host = self.world.host_of(connection)
             self.world.send_on(connection, self, host, Alive(), MESSAGE_BYTES)

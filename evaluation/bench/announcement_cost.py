@@ -60,8 +60,8 @@ async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:
             messages = []
             for first in range(0, CHUNKS, CHUNKS_TOLD):
                 refs = host.chunks.chunk_refs_of(image.map, range(first, first + CHUNKS_TOLD))
-                told = segments.bitmaps((ref.ring_position, ref.bit) for ref in refs)
-                messages.append(peer_wire.Advertise(told, segment_chunks))
+                reported = segments.bitmaps((ref.ring_position, ref.bit) for ref in refs)
+                messages.append(peer_wire.Advertise(reported, segment_chunks))
             return [cost_us(host, ids.HostId(name), messages) for name in NEIGHBOURS]
 
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """D2: a guest's reads during each denial-of-service attack.
 
-One real agent in the default mode, a cached image, and an uncached compressed qcow2.  Reads of
-4 KiB, one at a time, at rest and then during each attack of ``tests/fakes/denials.py``: an image of
-2 TiB is attached, another guest reads clusters that decode slowly, 48 hosts of the v-node table
+One real agent in the default mode, a cached image, and an uncached compressed qcow2. Reads of 4
+KiB, one at a time, at rest and then during each attack of ``tests/fakes/dos_attacks.py``: an image
+of 2 TiB is attached, another guest reads clusters that decode slowly, 48 hosts of the v-node table
 send small messages, a local user scrapes the metrics with 16 connections, strangers occupy the
-connections of this host's vault.  The values are the worst p99 of cached reads in milliseconds, and
-the worst p99 of uncached reads over that at rest.  Attackers share the processors with the agent
-and are niced.
+connections of this host's vault. The values are the worst p99 of cached reads in milliseconds, and
+the worst p99 of uncached reads over that at rest. Attackers share the processors with the agent and
+are niced.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 
 from evaluation.bench import harness
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import flood
 from tests.fakes import flood_members
 from tests.fakes import hosts
@@ -49,8 +49,10 @@ def run(say: harness.Say) -> harness.Result:
         for number, (name, attack) in enumerate(lab.attacks().items()):
             with attack():
                 time.sleep(BEGIN_S)
-                cached_ms[name] = 1e3 * denials.p99_s(denials.reads(lab.cached, lab.cached_data))
-                uncached_ms[name] = 1e3 * denials.p99_s(lab.uncached_reads(number))
+                cached_ms[name] = 1e3 * dos_attacks.p99_s(
+                    dos_attacks.reads(lab.cached, lab.cached_data)
+                )
+                uncached_ms[name] = 1e3 * dos_attacks.p99_s(lab.uncached_reads(number))
             say(f"{name}: p99 {cached_ms[name]:.2f} ms cached, {uncached_ms[name]:.2f} ms uncached")
     worst = max(cached_ms, key=lambda name: cached_ms[name])
     ratio = max(uncached_ms.values()) / uncached_ms["rest"]
@@ -85,9 +87,9 @@ class Lab:
         self.cached = self.agent.image_path(self._cached_id)
         if self.cached.read_bytes() != self.cached_data:
             raise harness.CannotRun("the cached image has other bytes")
-        lines = 2 * 7 * CHUNKS * denials.CHUNK // 36
+        lines = 2 * 7 * CHUNKS * dos_attacks.CHUNK // 36
         text = b"".join(b"line %d of text that compresses\n" % number for number in range(lines))
-        self._text = text[: len(text) // denials.CHUNK * denials.CHUNK]
+        self._text = text[: len(text) // dos_attacks.CHUNK * dos_attacks.CHUNK]
         self._uncached = self.agent.image_path(qcow2_images.add(self._images, self._text))
 
     @property
@@ -98,7 +100,7 @@ class Lab:
     def uncached_reads(self, turn: int) -> list[float]:
         """Return the latencies of chunks that no other turn reads."""
         chunks = range(2 * turn * CHUNKS + 1, 2 * (turn + 1) * CHUNKS, 2)
-        return denials.chunk_times_s(self._uncached, self._text, chunks)
+        return dos_attacks.chunk_times_s(self._uncached, self._text, chunks)
 
     def attacks(self) -> dict[str, Attack]:
         """Return the context manager of each attack; the first one is no attack."""
@@ -109,20 +111,20 @@ class Lab:
             "48 members": lambda: flood_members.flooding(
                 self._cloud.ports["h1"], "h1", self._cached_id, MEMBERS, KINDS, processes=2
             ),
-            "16 scrapers": lambda: denials.scraping(self._metrics_port),
+            "16 scrapers": lambda: dos_attacks.scraping(self._metrics_port),
             "unauthenticated vault connections": self._strangers,
         }
 
     @contextlib.contextmanager
     def _attach(self) -> Iterator[None]:
-        large = self.agent.image_path(denials.large_image(self._images))
-        with denials.doing(lambda: os.close(os.open(large, os.O_RDONLY))):
+        large = self.agent.image_path(dos_attacks.large_image(self._images))
+        with dos_attacks.doing(lambda: os.close(os.open(large, os.O_RDONLY))):
             yield
 
     @contextlib.contextmanager
     def _slow_clusters(self) -> Iterator[None]:
-        path = self.agent.image_path(denials.slow_image(self._images))
-        with flood.reading(path, 4 * denials.SLOW_CLUSTERS, 4096, denials.CLUSTER // 4):
+        path = self.agent.image_path(dos_attacks.slow_image(self._images))
+        with flood.reading(path, 4 * dos_attacks.SLOW_CLUSTERS, 4096, dos_attacks.CLUSTER // 4):
             yield
 
     @contextlib.contextmanager
@@ -130,7 +132,7 @@ class Lab:
         vault = vaults.Vault(self._folder / "h2", "h2")
         vault.start()
         try:
-            with denials.Strangers(vault.port):
+            with dos_attacks.SilentConnections(vault.port):
                 yield
         finally:
             vault.close()

@@ -17,14 +17,14 @@ import time
 
 from acstor_common.model import ids
 from evaluation.bench import harness
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import hosts
 from tests.lab import local
 
 GIBIBYTES = 20
 TURNS = 5
 LIFE_S = 120.0
-CHUNKS = GIBIBYTES * denials.GIB // denials.CHUNK
+CHUNKS = GIBIBYTES * dos_attacks.GIB // dos_attacks.CHUNK
 
 
 @harness.measures("D3", "D3b")
@@ -34,7 +34,7 @@ def run(say: harness.Say) -> harness.Result:
     with tempfile.TemporaryDirectory(prefix="acstor-d3-") as text:
         folder = pathlib.Path(text)
         images = local.ImageFolder(folder / "images")
-        large, other = (denials.large_image(images, GIBIBYTES, CHUNKS) for _ in range(2))
+        large, other = (dos_attacks.large_image(images, GIBIBYTES, CHUNKS) for _ in range(2))
         for number in range(TURNS):
             figures = attach(folder / f"h{number}", images, large, other)
             figures["copy_of_map_s"] = copy(images.map_path(large), folder / "copy")
@@ -54,7 +54,7 @@ def attach(
         cached = agent.image_path(images.add(data))
         if cached.read_bytes() != data:
             raise harness.CannotRun("the cached image has other bytes")
-        rest = denials.reads(cached, data)
+        rest = dos_attacks.reads(cached, data)
         memory_bytes = [agent.own_memory_bytes()]
         took_s: list[float] = []
 
@@ -63,7 +63,7 @@ def attach(
             os.close(os.open(agent.image_path(large), os.O_RDONLY))
             took_s.append(time.perf_counter() - began_s)
 
-        beside = denials.reads_beside(cached, data, open_large)
+        beside = dos_attacks.reads_beside(cached, data, open_large)
         memory_bytes.append(agent.own_memory_bytes())
         os.close(os.open(agent.image_path(other), os.O_RDONLY))
         memory_bytes.append(agent.own_memory_bytes())

@@ -183,7 +183,7 @@ def cost(
 
 
 def plainly(
-    folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, givers: int = 1
+    folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, senders: int = 1
 ) -> Figures:
     """Send, check and store an image with plain Python; return the cost of both ends.
 
@@ -193,7 +193,7 @@ def plainly(
     cids = [image_map.cid_of(number) for number in range(len(image_map))]
     touch_memory(folder, TOUCHED * path.stat().st_size)
     stored = folder / "stored"
-    cost = plain_sockets.move(path, stored, cids, givers)
+    cost = plain_sockets.move(path, stored, cids, senders)
     stored.unlink()
     return {
         "cpu_s_per_gb": cost.cpu_s_per_gb,

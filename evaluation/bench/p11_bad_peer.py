@@ -92,7 +92,7 @@ def watch(
     # Without encryption, which the liar lacks; it does not change the cost of a bad peer.
     with cloud.running(security="insecure"), contextlib.ExitStack() as stack:
         if is_lying:
-            stack.enter_context(lying(cloud))
+            stack.enter_context(hostile_host(cloud))
         else:
             cloud.attach({BAD: readings[0]})
             stack.callback(revive, cloud)
@@ -164,7 +164,7 @@ STATES: dict[str, Deed] = {"dead": die, "frozen": freeze, "slow": slow, "lying":
 
 
 @contextlib.contextmanager
-def lying(cloud: collective.Cloud) -> Iterator[None]:
+def hostile_host(cloud: collective.Cloud) -> Iterator[None]:
     """Run the liar in the bad host's place for the block."""
     here, *others = (f"{cloud.network.hosts[n].address}:{agents.PEER_PORT}" for n in (BAD, 0, 1))
     host = cloud.network.hosts[BAD]

@@ -42,7 +42,7 @@ LINK_MBIT = 100.0
 def run(say: harness.Say) -> harness.Result:
     """Boot from a cold host and from a raw file in changing order."""
     found: dict[str, list[float]] = {"raw file": [], "cold host": []}
-    told: list[boot_timeline.Timeline] = []
+    reported: list[boot_timeline.Timeline] = []
     with runs.Run() as lab_run:
         made = boots.prepare(lab_run.folder, say)
         check_built(made.summary)
@@ -52,24 +52,24 @@ def run(say: harness.Say) -> harness.Result:
                     seconds = boot_raw(made)
                 else:
                     seconds, timeline = boot_cold(made)
-                    told.append(timeline)
+                    reported.append(timeline)
                 say(f"boot {turn + 1} of {TURNS}, {way}: login after {seconds:.2f} s")
                 found[way].append(seconds)
-    say(boot_chart.draw(told[-1]))
+    say(boot_chart.draw(reported[-1]))
     median, fastest = p6_boot.ratios(found["cold host"], found["raw file"])
     say(f"login over raw file: median {median:.3f}, fastest {fastest:.3f}")
     values: dict[str, harness.Value] = {
         "P12b": median,
-        "P12c": statistics.median(100 * share_of(timeline) for timeline in told),
+        "P12c": statistics.median(100 * share_of(timeline) for timeline in reported),
     }
     details = {
         "login_s": found,
         "fastest": fastest,
         "boot_image_bytes": {"raw": made.head.raw_bytes, "stored": made.head.size_bytes},
-        "shares_s": [[share._asdict() for share in boot_chart.shares(one)] for one in told],
-        "timelines": [msgspec.to_builtins(one) for one in told],
+        "shares_s": [[share._asdict() for share in boot_chart.shares(one)] for one in reported],
+        "timelines": [msgspec.to_builtins(one) for one in reported],
     }
-    return harness.Result(values, details, lambda picture: draw(picture, found, told))
+    return harness.Result(values, details, lambda picture: draw(picture, found, reported))
 
 
 def boot_raw(made: boots.Prepared) -> float:
@@ -101,10 +101,10 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
 
     :raises errors.Unusable: there is none
     """
-    told = agent.timelines(image_id)
-    if not told:
+    reported = agent.timelines(image_id)
+    if not reported:
         raise errors.Unusable("P12b", "the agent has noted no boot")
-    return told[-1]
+    return reported[-1]
 
 
 def check_built(summary: Mapping[str, Any]) -> None:
@@ -137,14 +137,14 @@ def share_of(timeline: boot_timeline.Timeline) -> float:
 
 
 def draw(
-    picture: figure.Figure, found: dict[str, list[float]], told: list[boot_timeline.Timeline]
+    picture: figure.Figure, found: dict[str, list[float]], reported: list[boot_timeline.Timeline]
 ) -> None:
     """Draw the seconds to the login, and their distribution in the first boots."""
     left, right = picture.subplots(1, 2)
     for number, (way, seconds) in enumerate(found.items()):
         left.plot([number] * len(seconds), seconds, "o", label=way)
     left.set(ylabel="login, s", xticks=range(len(found)), xticklabels=list(found), ylim=(0, None))
-    shares = [dict(boot_chart.shares(one)) for one in told]
+    shares = [dict(boot_chart.shares(one)) for one in reported]
     names = list(dict.fromkeys(name for one in shares for name in one))
     means = [statistics.mean(one.get(name, 0.0) for one in shares) for name in names]
     right.barh(names, means)

@@ -54,7 +54,7 @@ def run(say: harness.Say) -> harness.Result:
             for peers in PEERS:
                 play = Play(folder / f"{security}-{peers}", images, image_id, peers, security)
                 for way, figures in play.turns(ROUNDS):
-                    say(f"{words(peers)}, {way}: {told(figures)}")
+                    say(f"{words(peers)}, {way}: {describe(figures)}")
                     ways = best.setdefault(words(peers), {})
                     ways[way] = max(figures, ways.get(way, figures), key=_rate)
     rates = tuple(_rate(best[words(peers)][mode]) for mode in MODES for peers in PEERS)
@@ -77,10 +77,10 @@ def words(peers: int) -> str:
     return f"{peers} peer" if peers == 1 else f"{peers} peers"
 
 
-def told(figures: loopback.Figures) -> str:
+def describe(figures: loopback.Figures) -> str:
     """Return a turn's measurements in words, with origins for an agent's turn.
 
-    >>> told({"gb_per_s": 0.18, "cpu_s_per_gb": 9.3, "peers_share": 0.742, "source_first": 21})
+    >>> describe({"gb_per_s": 0.18, "cpu_s_per_gb": 9.3, "peers_share": 0.742, "source_first": 21})
     '0.18 GB/s, 9.30 CPU s/GB, 74 % from peers, 21 reads went to the source first: it was faster'
     """
     words = f"{figures['gb_per_s']:.2f} GB/s, {figures['cpu_s_per_gb']:.2f} CPU s/GB"
@@ -104,7 +104,7 @@ class Play:
     ) -> None:
         self._folder, self._images, self._image_id = folder, images, image_id
         self._security, self._peers = security, peers
-        self._givers = [f"giver{number}" for number in range(1, peers + 1)]
+        self._senders = [f"giver{number}" for number in range(1, peers + 1)]
 
     def turns(self, rounds: int) -> list[tuple[str, loopback.Figures]]:
         """Return the measurements of each turn, by agents and by plain Python.
@@ -112,27 +112,27 @@ class Play:
         :raises harness.CannotRun: bytes did not arrive
         """
         image_map = self._images.map_of(self._image_id)
-        vnodes = {**dict.fromkeys(self._givers, loopback.HOME_VNODES), "reader": 1}
+        vnodes = {**dict.fromkeys(self._senders, loopback.HOME_VNODES), "reader": 1}
         cloud = loopback.Cloud(self._folder, self._images, vnodes, self._security, CACHE_BYTES)
         found = []
         with contextlib.ExitStack() as stack:
-            givers = [stack.enter_context(cloud.running(name)) for name in self._givers]
-            for agent in givers:
+            senders = [stack.enter_context(cloud.running(name)) for name in self._senders]
+            for agent in senders:
                 loopback.attach(agent, self._image_id)
-            homes = shares(image_map, cloud.ring, self._givers)
+            homes = shares(image_map, cloud.ring, self._senders)
             wanted = [spans(numbers, image_map.geometry) for numbers in homes]
-            warm(givers, self._image_id, wanted)
+            warm(senders, self._image_id, wanted)
             for turn in range(rounds):
                 with cloud.running("reader", life=f"-{turn}") as reader:
                     loopback.attach(reader, self._image_id)
-                    found.append((self._security, self._by_agents(reader, givers)))
+                    found.append((self._security, self._by_agents(reader, senders)))
                 plain = loopback.plainly(self._folder, self._images, self._image_id, self._peers)
                 found.append((loopback.PLAINLY, plain))
         return found
 
-    def _by_agents(self, reader: agents.Agent, givers: Sequence[agents.Agent]) -> loopback.Figures:
+    def _by_agents(self, reader: agents.Agent, senders: Sequence[agents.Agent]) -> loopback.Figures:
         length = self._images.path(self._image_id).stat().st_size
-        figures = loopback.cost(reader, self._image_id, length, [reader, *givers])
+        figures = loopback.cost(reader, self._image_id, length, [reader, *senders])
         return {
             **figures,
             "peers_share": loopback.peers_share(reader, length),
@@ -169,21 +169,21 @@ def spans(numbers: Sequence[int], cut: geometry.Geometry) -> list[tuple[int, int
 
 
 def warm(
-    givers: Sequence[agents.Agent], image_id: ids.ImageId, wanted: Sequence[list[tuple[int, int]]]
+    senders: Sequence[agents.Agent], image_id: ids.ImageId, wanted: Sequence[list[tuple[int, int]]]
 ) -> None:
     """Let all peers read and store their shares in parallel.
 
     :raises harness.CannotRun: one could not
     """
     with (
-        loopback.bounded(givers),
-        concurrent.futures.ThreadPoolExecutor(len(givers)) as readers,
+        loopback.bounded(senders),
+        concurrent.futures.ThreadPoolExecutor(len(senders)) as readers,
     ):
-        paths = [giver.image_path(image_id) for giver in givers]
+        paths = [sender.image_path(image_id) for sender in senders]
         for _ in readers.map(loopback.read, paths, wanted):
             pass
-    for giver in givers:
-        loopback.settle(giver)
+    for sender in senders:
+        loopback.settle(sender)
 
 
 def _rate(figures: loopback.Figures) -> float:

@@ -42,7 +42,7 @@ from acstor_common.ring import hash_ring
 from acstor_decision import conf as decision_conf
 from acstor_decision import nova_client
 from evaluation.bench import harness
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import hostile_holder
 from tests.fakes import http_server
 from tests.lab import checkpoints
@@ -239,13 +239,13 @@ class Cloud:
 @contextlib.contextmanager
 def slow_nova() -> Iterator[nova_client.NovaClient]:
     """Yield a client of a slow Nova."""
-    told = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
+    reported = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
     def slow(handler: Any, wanted: http_server.Asked) -> None:
         time.sleep(NOVA_S)
         http_server.fine(handler, wanted)
 
-    with http_server.serve({f"servers/{SERVER}": json.dumps(told).encode()}) as web:
+    with http_server.serve({f"servers/{SERVER}": json.dumps(reported).encode()}) as web:
         web.always = slow
         conf = cfg.ConfigOpts()
         decision_conf.register_opts(conf)
@@ -286,7 +286,7 @@ def nothing(_cloud: Cloud) -> Iterator[None]:
 def strangers(cloud: Cloud) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for vault in cloud.victims:
-            stack.enter_context(denials.Strangers(vault.port))
+            stack.enter_context(dos_attacks.SilentConnections(vault.port))
         yield
 
 

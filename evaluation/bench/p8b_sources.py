@@ -111,9 +111,9 @@ async def in_runs(source: base.Source, pieces: list[base.BlobPiece]) -> None:
     """Request runs of sixteen consecutive chunks."""
     for first in range(0, len(pieces), AT_A_TIME):
         some = pieces[first : first + AT_A_TIME]
-        told: list[tuple[int, base.Outcome]] = []
-        await source.read_pieces(base.PieceRequest(BLOB, some, told.extend))
-        check(some, [outcome for _, outcome in told])
+        reported: list[tuple[int, base.Outcome]] = []
+        await source.read_pieces(base.PieceRequest(BLOB, some, reported.extend))
+        check(some, [outcome for _, outcome in reported])
 
 
 async def one_by_one(source: base.Source, pieces: list[base.BlobPiece]) -> None:

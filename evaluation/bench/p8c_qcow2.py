@@ -87,9 +87,9 @@ async def chain(images: local.ImageFolder, image_map: chunk_map.ChunkMap) -> dic
         with p8b_sources.Cost() as cost:
             for first in range(0, len(pieces), p8b_sources.AT_A_TIME):
                 some = pieces[first : first + p8b_sources.AT_A_TIME]
-                told: list[tuple[int, base.Outcome]] = []
-                await source.read_pieces(base.PieceRequest(blob, some, told.extend))
-                p8b_sources.check(some, [outcome for _, outcome in told])
+                reported: list[tuple[int, base.Outcome]] = []
+                await source.read_pieces(base.PieceRequest(blob, some, reported.extend))
+                p8b_sources.check(some, [outcome for _, outcome in reported])
         await source.aclose()
         nursery.cancel_scope.cancel()
     return cost.figures

@@ -60,8 +60,8 @@ def run(say: harness.Say) -> harness.Result:
         each = [figures_of(read) for read in reads]
         figures[host] = {key: statistics.median(one[key] for one in each) for key in each[0]}
         say(f"{host}: " + ", ".join(f"{key} {value:g}" for key, value in figures[host].items()))
-    reader, giver = figures["reader"], figures["giver"]
-    values = (*reader.values(), giver["calls"], giver["modules"])
+    reader, sender = figures["reader"], figures["giver"]
+    values = (*reader.values(), sender["calls"], sender["modules"])
     return harness.Result({"P8d": values}, figures)
 
 
@@ -74,10 +74,10 @@ def traced(
     spans: list[tuple[float, float]] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(tracing(folder))
-        giver, reader = (stack.enter_context(cloud.running(host)) for host in hosts)
-        for agent in (giver, reader):
+        sender, reader = (stack.enter_context(cloud.running(host)) for host in hosts)
+        for agent in (sender, reader):
             loopback.attach(agent, image_id)
-        loopback.read(giver.image_path(image_id), loopback.whole(IMAGE_BYTES))
+        loopback.read(sender.image_path(image_id), loopback.whole(IMAGE_BYTES))
         path, apart = reader.image_path(image_id), IMAGE_BYTES // (READS + 1)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
         stack.callback(os.close, fd)
@@ -93,7 +93,7 @@ def traced(
             time.sleep(APART_S)
         (folder / "on").unlink()
         time.sleep(SWITCH_S)
-        calls = {"reader": calls_of(folder, reader), "giver": calls_of(folder, giver)}
+        calls = {"reader": calls_of(folder, reader), "giver": calls_of(folder, sender)}
     return spans, calls
 
 

@@ -42,18 +42,18 @@ class Cost(NamedTuple):
     """The cost of a transfer.
 
     :param reader_s: processor time of the reader, in seconds
-    :param givers_s: processor time of each sender, in seconds
+    :param senders_s: processor time of each sender, in seconds
     """
 
     length: int
     took_s: float
     reader_s: float
-    givers_s: tuple[float, ...]
+    senders_s: tuple[float, ...]
 
     @property
     def by_end(self) -> list[float]:
         """CPU seconds per gigabyte of the reader, then of each sender."""
-        return [spent_s / (self.length / GB) for spent_s in (self.reader_s, *self.givers_s)]
+        return [spent_s / (self.length / GB) for spent_s in (self.reader_s, *self.senders_s)]
 
     @property
     def cpu_s_per_gb(self) -> float:
@@ -100,12 +100,12 @@ def beside(work: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
         os.waitpid(pid, 0)
 
 
-def tell(pipe: socket.socket, figure: float) -> None:
+def send_number(pipe: socket.socket, figure: float) -> None:
     """Send a number to the other side of ``beside``."""
     pipe.sendall(_FIGURE.pack(figure))
 
 
-def told(pipe: socket.socket) -> float:
+def receive_number(pipe: socket.socket) -> float:
     """Receive a number from the other side.
 
     :raises ConnectionError: it has ended
@@ -121,7 +121,7 @@ def move(
     image: pathlib.Path,
     stored: pathlib.Path,
     cids: Sequence[ids.Cid],
-    givers: int = 1,
+    senders: int = 1,
     *,
     unmeasured: int = 0,
     repeats: int = 1,
@@ -136,8 +136,8 @@ def move(
     """
     with contextlib.ExitStack() as stack:
         work = functools.partial(_give, image)
-        pipes = [stack.enter_context(beside(work)) for _ in range(givers)]
-        ports = [int(told(pipe)) for pipe in pipes]
+        pipes = [stack.enter_context(beside(work)) for _ in range(senders)]
+        ports = [int(receive_number(pipe)) for pipe in pipes]
         with _Reader(stored, cids, ports) as reader:
             for _ in range(unmeasured):
                 reader.read_all()
@@ -146,8 +146,8 @@ def move(
             for _ in range(repeats):
                 reader.read_all()
             took_s, used_s = time.perf_counter() - began_s, cpu_s() - used_s
-        givers_s = tuple(told(pipe) for pipe in pipes)
-    return Cost(repeats * len(cids) * CHUNK, took_s, used_s, givers_s)
+        senders_s = tuple(receive_number(pipe) for pipe in pipes)
+    return Cost(repeats * len(cids) * CHUNK, took_s, used_s, senders_s)
 
 
 def _give(image: pathlib.Path, pipe: socket.socket) -> None:
@@ -155,7 +155,7 @@ def _give(image: pathlib.Path, pipe: socket.socket) -> None:
     view = memoryview(bytearray(SPAN_BYTES))
     with socket.create_server((LOOPBACK, 0)) as listener, image.open("rb") as file:
         listener.settimeout(DEADLINE_S)
-        tell(pipe, listener.getsockname()[1])
+        send_number(pipe, listener.getsockname()[1])
         link, _ = listener.accept()
         link.settimeout(DEADLINE_S)
         began_s = cpu_s()
@@ -167,7 +167,7 @@ def _give(image: pathlib.Path, pipe: socket.socket) -> None:
             if os.preadv(file.fileno(), [view], offset) != SPAN_BYTES:
                 raise ValueError(f"{image} ends before {offset + SPAN_BYTES}")
             link.sendall(view)
-        tell(pipe, cpu_s() - began_s)
+        send_number(pipe, cpu_s() - began_s)
 
 
 class _Reader:

@@ -68,14 +68,14 @@ def images_of(number: int) -> dict[str, decision_messages.HeldImage]:
     others = IMAGE_IDS[1:]
     first = number * (IMAGES_OF_HOST - 1)
     names = [EVERYWHERE, *(others[(first + n) % len(others)] for n in range(IMAGES_OF_HOST - 1))]
-    told = decision_messages.HeldImage(
+    reported = decision_messages.HeldImage(
         size_bytes=1 << 31,
         cached_bytes=1 << (20 + number % 12),
         missing_bytes=(1 << 31) - (1 << (20 + number % 12)),
         boot_image="ready",
         read=decision_messages.ReadBytes(local=number, peer=number),
     )
-    return dict.fromkeys(names, told)
+    return dict.fromkeys(names, reported)
 
 
 def times_ms(client: testing.FlaskClient, path: str) -> list[float]:

@@ -285,7 +285,7 @@ class Run:
             gone = [one.cid for one in (*image.chunks, *image.rest) if one.cid in host.host.cache]
             for cid in gone:
                 del host.host.cache[cid]
-            host.host.run_actions(host.host.core.chunk_evicted(self._world.now, gone))
+            host.host.run_actions(host.host.core.chunks_evicted(self._world.now, gone))
 
     def result(self) -> dict[str, Any]:
         """Return the figures of the run."""

@@ -56,9 +56,9 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
             given = [(number, b"") for number, _, _ in action.iter_chunks()]
             completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
         elif isinstance(action, actions.ReadSource):
-            told = [(index, b"") for index in range(len(action.refs))]
+            reported = [(index, b"") for index in range(len(action.refs))]
             completed += answer(
-                machine, machine.core.source_read_progressed(now, action.number, told), now
+                machine, machine.core.source_read_progressed(now, action.number, reported), now
             )
         elif isinstance(action, actions.Store):
             machine.core.chunks_stored(now, action.runs)
@@ -129,7 +129,7 @@ def in_flight() -> tuple[one_machine.Machine, int]:
 _CHUNKS: list[chunk_ref.ChunkRef] = []
 
 
-def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
+def reported(count: int, of_one: int, length: int) -> location_index.LocationIndex:
     """Return an index of ``count`` holders, ``of_one`` per chunk, in whole segments."""
     known = location_index.LocationIndex(host_interning.HostInterning(), limit=4 * count)
     rng = random.Random(1)
@@ -164,9 +164,9 @@ def main() -> int:
     _CHUNKS.extend(chunk_refs(CHUNKS))
     size = bytes_of(in_flight)
     print(f"a chunk in progress, requested in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
-    for make, length in itertools.product((told, given), (1, segments.MAX_CHUNKS)):
+    for make, length in itertools.product((reported, given), (1, segments.MAX_CHUNKS)):
         for of_one in (1, 2, 4, 16, 1000):
-            if make is told and of_one > location_index.HOLDERS:
+            if make is reported and of_one > location_index.HOLDERS:
                 continue
             size = bytes_of(functools.partial(make, HOLDERS, of_one, length))
             what = f"{make.__name__}, {of_one} of a chunk, segments of {length}"

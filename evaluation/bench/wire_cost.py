@@ -104,7 +104,7 @@ async def fill(folder: pathlib.Path, image: pathlib.Path) -> list[ids.Cid]:
 # The sender
 
 
-class Giver:
+class ChunkServer:
     """Serves the cache to requesters with proof; a ``RequestHandler``."""
 
     def __init__(
@@ -167,16 +167,16 @@ async def give(folder: pathlib.Path, cids: list[ids.Cid], mode: str, pipe: socke
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         listeners = await trio.open_tcp_listeners(0, host=local.LOOPBACK)
-        await nursery.start(net.serve_forever, Giver(cache, cids, nursery), listeners)
-        plain_sockets.tell(pipe, listeners[0].socket.getsockname()[1])
-        await told(pipe)
+        await nursery.start(net.serve_forever, ChunkServer(cache, cids, nursery), listeners)
+        plain_sockets.send_number(pipe, listeners[0].socket.getsockname()[1])
+        await wait_for_byte(pipe)
         began_s = plain_sockets.cpu_s()
-        await told(pipe)
-        plain_sockets.tell(pipe, plain_sockets.cpu_s() - began_s)
+        await wait_for_byte(pipe)
+        plain_sockets.send_number(pipe, plain_sockets.cpu_s() - began_s)
         nursery.cancel_scope.cancel()
 
 
-async def told(pipe: socket.socket) -> None:
+async def wait_for_byte(pipe: socket.socket) -> None:
     """Wait for a byte."""
     await trio.lowlevel.wait_readable(pipe)
     pipe.recv(1)
@@ -225,7 +225,7 @@ class Reader:
             has_all = trio.Event()
             numbers = {next(self._numbers): at + n for n in range(READ_CHUNKS)}
 
-            def hear(
+            def record_answers(
                 answers: list[client_connection.Answer],
                 numbers: dict[int, int] = numbers,
                 has_all: trio.Event = has_all,
@@ -249,7 +249,7 @@ class Reader:
                 )
                 for request_id, number in numbers.items()
             ]
-            self._net.send_requests(GIVER, self._address, requests, hear)
+            self._net.send_requests(GIVER, self._address, requests, record_answers)
             await has_all.wait()
             await self._cache.wait_for_room()
 
@@ -274,8 +274,8 @@ async def read(
         await cache.aclose()
         nursery.cancel_scope.cancel()
     pipe.send(b"e")
-    giver_s = plain_sockets.told(pipe)
-    return plain_sockets.Cost(REPEATS * IMAGE_BYTES, took_s, used_s, (giver_s,))
+    sender_s = plain_sockets.receive_number(pipe)
+    return plain_sockets.Cost(REPEATS * IMAGE_BYTES, took_s, used_s, (sender_s,))
 
 
 # Both
@@ -289,13 +289,13 @@ def measure(folder: pathlib.Path, cids: list[ids.Cid], way: str, mode: str) -> d
         )
     else:
         with plain_sockets.beside(lambda pipe: trio.run(give, folder, cids, mode, pipe)) as pipe:
-            port = int(plain_sockets.told(pipe))
+            port = int(plain_sockets.receive_number(pipe))
             cost = trio.run(read, folder, cids, mode, pipe, port)
     gigabytes = cost.length / plain_sockets.GB
     return {
         "way": way if way == "floor" else f"{way}, {mode}",
         "reader": round(cost.reader_s / gigabytes, 3),
-        "giver": round(sum(cost.givers_s) / gigabytes, 3),
+        "giver": round(sum(cost.senders_s) / gigabytes, 3),
         "both": round(cost.cpu_s_per_gb, 3),
         "gb_per_s": round(cost.gb_per_s, 3),
     }

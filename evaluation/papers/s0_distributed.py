@@ -185,7 +185,7 @@ def run(pattern_name: str, way: str, hosts: int, say: harness.Say) -> experiment
         "took_s": round(max(found["took_s"]), 2),
         "rate": {end: round(rate[end], 4) for end in ("min", "mean", "max")},
         "received": {
-            giver: round(got / region_bytes, 4) for giver, got in found["transfers_bytes"].items()
+            sender: round(got / region_bytes, 4) for sender, got in found["transfers_bytes"].items()
         },
         "unread_share": round(found["unread_share"], 4),
         "region_mib": round(region_bytes / geometry.MIB, 2),

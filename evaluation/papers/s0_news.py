@@ -92,12 +92,12 @@ def full(way: str, seconds: float, say: harness.Say) -> experiment.Outcome:
     """Advertise chunks while the link is full of chunk bytes."""
     count = int(RATE * seconds)
     with network.Network(2 + GIVERS, LINK_MBIT) as net, contextlib.ExitStack() as stack:
-        _, receiver, *givers = net.hosts
+        _, receiver, *senders = net.hosts
         sink = stack.enter_context(_end(receiver, "sink", TCP, receiver.address, GIVERS, 0, 0))
         collective.wait_listening(receiver, end.PORT + 1)
         fill_s = seconds + FLOWS_S
         filling = ("fill", TCP, receiver.address, fill_s, 0, 0)
-        flows = [stack.enter_context(_end(giver, *filling)) for giver in givers]
+        flows = [stack.enter_context(_end(sender, *filling)) for sender in senders]
         sent, taken = _told(net, way, count, RATE, 1 if way == UDP else GATHERED)
         for flow in flows:
             _said(flow, 60.0)

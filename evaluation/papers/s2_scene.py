@@ -167,13 +167,13 @@ def mounted(device: str, files: Sequence[dict[str, Any]], place: Place) -> Itera
     """Mount a device with files; boot images may be on their own SSD."""
     place.mount_point.mkdir()
     plan = place.folder / "store.json"
-    told = {
+    reported = {
         "devices": {"images": device, "boot": "ssd"},
         "mount_point": str(place.mount_point),
         "report": str(place.report),
         "files": files,
     }
-    plan.write_text(json.dumps(told))
+    plan.write_text(json.dumps(reported))
     argv = [sys.executable, "-m", "tests.fakes.shaped_store", str(plan)]
     process = subprocess.Popen(argv, cwd=harness.ROOT, start_new_session=True)
     try:

@@ -57,12 +57,12 @@ def play(
         made.common_bytes,
     )
     found = patterns.on_demand(pattern, made.images, groups_of(way, readers), OPTIONS[way])
-    told = told_of(found, pattern, readers)
+    reported = stored_result(found, pattern, readers)
     say(
-        f"{way}: mean {told['mean_s']:.2f} s ({told['min_s']:.2f} to {told['max_s']:.2f}), "
-        f"{told['source_ratio']:.2f} packages from the source"
+        f"{way}: {reported['mean_s']:.2f} s ({reported['min_s']:.2f} to {reported['max_s']:.2f}), "
+        f"{reported['source_ratio']:.2f} packages from the source"
     )
-    return told
+    return reported
 
 
 def groups_of(way: str, readers: Sequence[int]) -> list[list[int]]:
@@ -78,7 +78,7 @@ def groups_of(way: str, readers: Sequence[int]) -> list[list[int]]:
     return [list(range(len(readers)))]
 
 
-def told_of(
+def stored_result(
     found: patterns.Outcome, pattern: patterns.Pattern, readers: Sequence[int]
 ) -> experiment.Outcome:
     """Return the stored result of a run: seconds, and bytes as shares of the package."""

@@ -43,10 +43,10 @@ def play(way: str, counts: Sequence[int], say: harness.Say) -> experiment.Outcom
         cloud.attach({host: collective.Reading((), n) for host, n in enumerate(readers)})
         cloud.mark()
         jobs = {host: _job(cloud, host, n) for host, n in enumerate(readers)}
-        told = _told(at_once(jobs), len(readers))
-        told["source_ratio"] = round(cloud.source_bytes() / made.common_bytes, 4)
-    say(f"{way}: mean {told['mean_s']:.2f} s, {told['source_ratio']:.2f} packages from the source")
-    return told
+        reported = _told(at_once(jobs), len(readers))
+        reported["source_ratio"] = round(cloud.source_bytes() / made.common_bytes, 4)
+    say(f"{way}: {reported['mean_s']:.2f} s, {reported['source_ratio']:.2f} from the source")
+    return reported
 
 
 def _job(cloud: collective.Cloud, host: int, image_no: int) -> Job:
@@ -60,9 +60,9 @@ def local(hosts: int, say: harness.Say) -> experiment.Outcome:
     """Let as many processes unpack the package concurrently from a file in memory."""
     file = repositories.packages()[repositories.COMMON]
     jobs = {host: functools.partial(_unpacked, file) for host in range(hosts)}
-    told = _told(at_once(jobs), hosts)
-    say(f"{LOCAL}: mean {told['mean_s']:.2f} s")
-    return told
+    reported = _told(at_once(jobs), hosts)
+    say(f"{LOCAL}: mean {reported['mean_s']:.2f} s")
+    return reported
 
 
 def _unpacked(file: pathlib.Path) -> str:

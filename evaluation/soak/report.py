@@ -55,7 +55,7 @@ def write(
 ) -> None:
     """Write ``soak.json`` and ``soak.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    reported = {
         "actions": dict(counts),
         "findings": list(findings),
         "series": [
@@ -63,7 +63,7 @@ def write(
             for (process, resource), points in series.items()
         ],
     }
-    (folder / "soak.json").write_text(json.dumps(told))
+    (folder / "soak.json").write_text(json.dumps(reported))
     picture = figure.Figure(figsize=(9, 10), layout="constrained")
     draw(picture, series)
     picture.savefig(folder / "soak.png", dpi=100)

@@ -73,7 +73,7 @@ class KeptAgent(acstor.Agent):
         while not self._is_over.is_set():
             with contextlib.suppress(TimeoutError):
                 self._manager.listen("a message that is never sent", 0.2)
-            del self._manager.told[:-1]
+            del self._manager.reported[:-1]
 
     def environment(self) -> Mapping[str, str]:
         """Return the environment with its code's path."""

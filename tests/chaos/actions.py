@@ -162,7 +162,7 @@ def _start_read_only(world: World, step: plan.Step, _: random.Random) -> Undo:
 
 def _break_source(world: World, step: plan.Step, _: random.Random) -> Undo:
     world.source.break_(step.way)
-    return world.source.mend
+    return world.source.recover
 
 
 def _delete_image(world: World, step: plan.Step, rng: random.Random) -> Undo:
@@ -187,11 +187,11 @@ def _break_link(world: World, step: plan.Step, rng: random.Random) -> Undo:
         case "cut":
             relay.cut()
 
-    def mend() -> None:
+    def undo() -> None:
         relay.lost_share = relay.late_share = 0.0
         relay.is_cut = False
 
-    return mend
+    return undo
 
 
 def _remap(world: World, step: plan.Step, rng: random.Random) -> None:

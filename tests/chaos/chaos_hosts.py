@@ -150,7 +150,7 @@ class Host:
 
     def start(self) -> None:
         """Start the agent, which takes over its mount; wait until it serves."""
-        told = len(self._keeper.told)
+        reported = len(self._keeper.reported)
         argv = ["setpriv", "--pdeathsig", "KILL", *tuned.argv("acstor_agent.cmd.agent", CONSTANTS)]
         self.starts_of_next += self.tree is not None
         changes = self.clock.environment | ({"PYTHONPATH": str(self.tree)} if self.tree else {})
@@ -158,11 +158,11 @@ class Host:
             [*argv, "--config-file", self._config_file], self.log_path, changes
         )
         hosts.wait_until(
-            lambda: any(READY in text for text in self._keeper.told[told:]),
+            lambda: any(READY in text for text in self._keeper.reported[reported:]),
             f"the agent of {self.name}",
             START_S,
         )
-        del self._keeper.told[:-1]
+        del self._keeper.reported[:-1]
 
     def end_worker(self, number: signal.Signals) -> None:
         """End the worker; the supervisor starts another one."""

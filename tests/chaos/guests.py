@@ -52,7 +52,7 @@ class Console:
         self._truth = truth
         self._rest = ""
 
-    def hear(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Process new output; judge each complete line."""
         text = self._rest + data.decode(errors="replace").replace("\r", "")
         lines, _, self._rest = text.rpartition("\n")
@@ -110,7 +110,7 @@ class Business:
         self._last_s, self._last_wanted_s = now_s, wanted_s
         return more_s > BUSY_SHARE * passed_s and now_s - self._spoke_s < self._limit_s
 
-    def spoke(self) -> None:
+    def record_progress(self) -> None:
         """Record progress."""
         self._spoke_s = time.monotonic()
 
@@ -155,7 +155,7 @@ class Guest:
     @property
     def state(self) -> readers.State:
         """Its present state; its read started when it last made progress, or was busy."""
-        self._hear()
+        self._feed_console()
         length, console = guest_disk.PART_BYTES, self._console
         return readers.State(
             console.reads,
@@ -167,7 +167,7 @@ class Guest:
 
     def found(self) -> list[str]:
         """Return the faults, as text."""
-        self._hear()
+        self._feed_console()
         return [f"{self.name}: {what}" for what in self._console.found]
 
     def status(self) -> int | None:
@@ -191,18 +191,18 @@ class Guest:
 
     # Its output
 
-    def _hear(self) -> None:
+    def _feed_console(self) -> None:
         """Judge new output of the console."""
         data = b""
         with contextlib.suppress(FileNotFoundError), self.console_path.open("rb") as file:
             file.seek(self._heard_bytes)
             data = file.read()
         self._heard_bytes += len(data)
-        self._console.hear(data)
+        self._console.feed(data)
         if self._business.look() or data:
             self._since_s = time.monotonic()
         if data:
-            self._business.spoke()
+            self._business.record_progress()
 
     def _ask(self) -> None:
         """Poll QEMU on whether the guest runs or was paused; it may hang."""
@@ -212,7 +212,7 @@ class Guest:
                 before, reads = reads, self._guest.reads()
                 if reads > before:
                     self._since_s = time.monotonic()
-                    self._business.spoke()
+                    self._business.record_progress()
                 if self._guest.monitor("query-status")["status"] == "io-error":
                     self._console.note("QEMU has paused it: a read of its disk failed")
                     return

@@ -33,7 +33,7 @@ class HostileSource:
         }
         self._server.always = ways[way]
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Respond correctly; close hanging connections."""
         self._server.always = http_server.fine
         self._release.set()

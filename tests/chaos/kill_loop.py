@@ -111,9 +111,9 @@ def main() -> int:
         outcomes = run(folder, given.seed, given.kills, given.limit_s, given.agents)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    said = summary(outcomes)
-    print(json.dumps(said, indent=1))
-    return 0 if is_fine(said, given.kills) else 1
+    output = summary(outcomes)
+    print(json.dumps(output, indent=1))
+    return 0 if is_fine(output, given.kills) else 1
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -129,10 +129,10 @@ def summary(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
-def is_fine(said: dict[str, Any], kills: int) -> bool:
+def is_fine(output: dict[str, Any], kills: int) -> bool:
     """Return whether all requested kills happened without an effect on readers."""
-    was_seen = said["errors"] or said["wrong"]
-    return said["kills"] >= kills and bool(said["reads"]) and not was_seen
+    was_seen = output["errors"] or output["wrong"]
+    return output["kills"] >= kills and bool(output["reads"]) and not was_seen
 
 
 if __name__ == "__main__":

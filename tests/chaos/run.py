@@ -132,7 +132,7 @@ def attempt(world: world_.World, step: plan.Step, work: Callable[[], object]) ->
         return lambda: None
 
 
-def mend(world: world_.World) -> None:
+def wait_for_recovery(world: world_.World) -> None:
     """Wait until no fault is left; report each read that still waits as a finding."""
     world.write_ring(dict.fromkeys(world.names, 100))
     for host in world.hosts.values():
@@ -201,7 +201,7 @@ def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.E
             storm(world, steps, length_s, options.verbose, is_over)
             if steps and not is_over.is_set() and world.tally.idle == len(steps):
                 world.found("no step found anything to do")
-            mend(world)
+            wait_for_recovery(world)
             calm_s = 0.0 if is_over.is_set() else min(plan.CALM_S, length_s / 2)
             storm(world, [], calm_s, False, is_over)
             read_all(world)

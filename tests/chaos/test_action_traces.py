@@ -39,9 +39,9 @@ def test_changed_rule_alters_the_traces_and_shows_the_outcomes(tmp_path, capsys,
     action_traces.record(file, SEEDS)
     monkeypatch.setattr(source_selection, "ACTING_HOMES", 0)
     assert not action_traces.compare(file)
-    told = capsys.readouterr().out
-    assert "2 seeds, 0 with" not in told
-    assert "asked: " in told and "%)" in told
+    reported = capsys.readouterr().out
+    assert "2 seeds, 0 with" not in reported
+    assert "asked: " in reported and "%)" in reported
 
 
 def short_runs():

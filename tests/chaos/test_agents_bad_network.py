@@ -53,7 +53,7 @@ def relayed_cloud(
     seed: int,
 ) -> tuple[hosts.Cloud, list[bad_network.Relay], lying_peer.LyingPeer]:
     """Start agents that reach each other only through relays, and a liar among them."""
-    liar = stack.enter_context(lying_peer.lying("h4", seed))
+    liar = stack.enter_context(lying_peer.hostile_peer("h4", seed))
     ghosts = {"h4": liar.port}
     cloud = stack.enter_context(
         hosts.cloud(folder, images, NAMES, in_ring_only=ghosts, life_s=90, **IMPATIENT)

@@ -196,8 +196,8 @@ def run_reporting(folder: pathlib.Path, tell: Callable[[bytes], object]) -> None
 
 
 def test_kill_at_a_call_leaves_every_slot_free_or_whole(tmp_path):
-    for folder, told, _ in failing_calls.each_kill(tmp_path, 100, run_reporting):
-        check(folder, written(b"".join(told), set()))
+    for folder, reported, _ in failing_calls.each_kill(tmp_path, 100, run_reporting):
+        check(folder, written(b"".join(reported), set()))
         trio.run(run_phase, folder, store_some(range(50, 53), KeepClass.BOOT))
         assert {cid(number) for number in range(50, 53)} <= check(folder, set())
 

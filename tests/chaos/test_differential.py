@@ -161,7 +161,7 @@ def test_mirrors_read_like_the_file_under_all_faults(tmp_path):
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(http_server.serve(files))
-        peer = stack.enter_context(lying_peer.lying("liar", SEED))
+        peer = stack.enter_context(lying_peer.hostile_peer("liar", SEED))
         source = hosts.http_options(server.url, 2)
         ghosts = {"liar": peer.port}
         cloud = stack.enter_context(

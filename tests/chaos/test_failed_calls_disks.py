@@ -127,10 +127,10 @@ async def attempt(calls: failing_calls.FailingCalls, work: Awaitable[Any]) -> An
 
 async def live(calls: failing_calls.FailingCalls) -> None:
     expected = Expected()
-    told: list[str] = []
+    reported: list[str] = []
 
     def tell(what: str, *more: Any) -> None:
-        told.append(what)
+        reported.append(what)
         expected.note(what, *more)
 
     with calls:
@@ -144,7 +144,7 @@ async def live(calls: failing_calls.FailingCalls) -> None:
             await attempt(calls, known.drop(OTHER))
     if one is None:
         one = await open_or_make(known, DISK)
-    syncs = len([what for what in told if what == "synced"])
+    syncs = len([what for what in reported if what == "synced"])
     assert calls.hit or syncs == STEPS.count(sync)
     has_failed = one._sync_failure is not None
     await check_now(one, expected, tell, has_failed=has_failed)
@@ -216,9 +216,9 @@ async def work(folder: pathlib.Path, tell: Tell) -> None:
     await one.aclose()
 
 
-async def check_killed(folder: pathlib.Path, told: list[Any]) -> None:
+async def check_killed(folder: pathlib.Path, reported: list[Any]) -> None:
     expected = Expected()
-    for what in told:
+    for what in reported:
         expected.note(*what)
     known = disks_in(folder)
     one = await open_or_make(known, DISK)
@@ -236,6 +236,6 @@ def test_disk_of_a_worker_killed_at_a_call_loses_no_answered_write(tmp_path: pat
     def run(folder: pathlib.Path, tell: Tell) -> None:
         trio.run(work, folder, tell)
 
-    for folder, told, is_killed in failing_calls.each_kill(tmp_path, 60, run):
-        trio.run(check_killed, folder, told)
-        assert is_killed or len(told) == 2 * 6 + STEPS.count(sync)
+    for folder, reported, is_killed in failing_calls.each_kill(tmp_path, 60, run):
+        trio.run(check_killed, folder, reported)
+        assert is_killed or len(reported) == 2 * 6 + STEPS.count(sync)

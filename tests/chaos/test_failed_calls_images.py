@@ -77,12 +77,12 @@ async def use_images(folder: pathlib.Path, tell: Callable[[str], None]) -> None:
     tell("detached")
 
 
-async def check_images(folder: pathlib.Path, told: list[str]) -> None:
+async def check_images(folder: pathlib.Path, reported: list[str]) -> None:
     images = images_in(folder)
     assert images.is_attached(IMAGE) == (folder / "maps" / f"{IMAGE}.acmap").exists()
-    if "detaches" not in told:
-        assert images.is_attached(IMAGE) or "attached" not in told
-    assert not (images.is_attached(IMAGE) and "detached" in told)
+    if "detaches" not in reported:
+        assert images.is_attached(IMAGE) or "attached" not in reported
+    assert not (images.is_attached(IMAGE) and "detached" in reported)
     found: Any = await images.attach_image(IMAGE)
     assert [found.map.cid_of(n) for n in range(6)] == [
         chunk_map.ChunkMap.parse(MAP, "the map").cid_of(n) for n in range(6)
@@ -92,11 +92,11 @@ async def check_images(folder: pathlib.Path, told: list[str]) -> None:
 
 def test_image_is_attached_or_detached_after_a_failed_call(tmp_path):
     for calls in failing_calls.each_call(tmp_path, least=30):
-        told: list[str] = []
+        reported: list[str] = []
         with calls:
-            check_failure(calls, use_images, told.append)
-        assert calls.hit or told == ["attached", "detaches", "detached"]
-        trio.run(check_images, calls.folder, told)
+            check_failure(calls, use_images, reported.append)
+        assert calls.hit or reported == ["attached", "detaches", "detached"]
+        trio.run(check_images, calls.folder, reported)
 
 
 def check_failure(
@@ -115,9 +115,9 @@ def test_image_is_attached_or_detached_after_a_kill_at_a_call(tmp_path):
     def work(folder: pathlib.Path, tell: Callable[[str], None]) -> None:
         trio.run(use_images, folder, tell)
 
-    for folder, told, is_killed in failing_calls.each_kill(tmp_path, 12, work):
-        assert is_killed or told == ["attached", "detaches", "detached"]
-        trio.run(check_images, folder, told)
+    for folder, reported, is_killed in failing_calls.each_kill(tmp_path, 12, work):
+        assert is_killed or reported == ["attached", "detaches", "detached"]
+        trio.run(check_images, folder, reported)
 
 
 async def load_head(folder: pathlib.Path) -> None:

@@ -72,7 +72,7 @@ class Pins(StateFile):
     def load(self, folder):
         found = pin_file.PinFile(folder).read()
         if found is None:
-            assert pin_file.PinFile(folder).derive_pins() == {}
+            assert pin_file.PinFile(folder).pins_of_attached() == {}
             return 0
         return int(found[IMAGES[0]].since_s)
 
@@ -299,12 +299,12 @@ def test_state_is_the_old_or_the_new_one_after_a_kill_at_a_call(tmp_path, kind, 
         subject.save(folder, after)
         tell("saved")
 
-    for folder, told, is_killed in failing_calls.each_kill(
+    for folder, reported, is_killed in failing_calls.each_kill(
         tmp_path, 3, work, prepare=lambda folder: prepared(subject, folder, after - 1)
     ):
         found = subject.load(folder)
-        assert found == after or (not told and found == after - 1)
-        assert is_killed or told
+        assert found == after or (not reported and found == after - 1)
+        assert is_killed or reported
         subject.check_files(folder)
 
 
@@ -326,11 +326,11 @@ def test_host_secret_is_kept_after_a_failed_call(tmp_path):
 
 
 def test_host_secret_is_kept_after_a_kill_at_a_call(tmp_path):
-    for folder, told, _ in failing_calls.each_kill(
+    for folder, reported, _ in failing_calls.each_kill(
         tmp_path, 5, lambda folder, tell: tell(host_secret.load(folder))
     ):
         kept = host_secret.load(folder)
-        assert told in ([], [kept])
+        assert reported in ([], [kept])
         assert host_secret.load(folder) == kept
 
 
@@ -368,10 +368,10 @@ def test_mount_record_has_its_facts_after_a_kill_at_a_call(tmp_path):
         record.record_init_answer(b"yes")
         tell("answered")
 
-    for _folder, told, is_killed in failing_calls.each_kill(tmp_path, 3, work, inside=inside):
+    for _folder, reported, is_killed in failing_calls.each_kill(tmp_path, 3, work, inside=inside):
         again = mount_record.MountRecord(os.dup(record.fd))
-        assert again.init_answer() == b"yes" or not told
-        assert told or is_killed
+        assert again.init_answer() == b"yes" or not reported
+        assert reported or is_killed
         again.close()
         os.ftruncate(record.fd, size)
     record.close()

@@ -113,11 +113,11 @@ STEPS: list[Step] = [
 ]
 
 
-def apply(told: list[Told]) -> tuple[set[Object], set[Object]]:
+def apply(reported: list[Told]) -> tuple[set[Object], set[Object]]:
     """Return the objects that must be there, and those that must not."""
     kept: set[Object] = set()
     gone: set[Object] = set()
-    for what, stored, deleted in told:
+    for what, stored, deleted in reported:
         kept = (kept | set(stored)) - set(deleted)
         gone -= set(stored)
         if what == "end":
@@ -125,27 +125,29 @@ def apply(told: list[Told]) -> tuple[set[Object], set[Object]]:
     return kept, gone
 
 
-def check(folder: pathlib.Path, told: list[Told], *, is_complete: bool) -> None:
-    """Reopen the vault, and compare it with what was told."""
+def check(folder: pathlib.Path, reported: list[Told], *, is_complete: bool) -> None:
+    """Reopen the vault, and compare it with the reports."""
     vault = open_in(folder)
     try:
-        check_open(vault, told)
+        check_open(vault, reported)
         assert not list(folder.rglob(".incoming-*"))
         if is_complete:
-            kept, gone = apply(told)
+            kept, gone = apply(reported)
             assert kept == {*FIRST[1:], *SECOND, MANIFESTS[1]}
             assert gone == {FIRST[0], MANIFESTS[0], *OTHERS}
         for objects in (FIRST, OTHERS):
             put(vault, objects, lambda _: None)
-        check_open(vault, [*told, ("end", [*FIRST, *OTHERS], [])])
+        check_open(vault, [*reported, ("end", [*FIRST, *OTHERS], [])])
     finally:
         vault.close()
 
 
-def check_open(vault: vault_store.VaultStore, told: list[Told], *, is_exact: bool = True) -> None:
-    """Compare an open vault with what was told; its quota counts too much if it is not exact."""
+def check_open(
+    vault: vault_store.VaultStore, reported: list[Told], *, is_exact: bool = True
+) -> None:
+    """Compare an open vault with the reports; its quota counts too much if it is not exact."""
     found = read_all(vault)
-    kept, gone = apply(told)
+    kept, gone = apply(reported)
     assert [one for one in kept if not found[one]] == []
     assert [one for one in gone if found[one]] == []
     listed = {name for disk in (DISK, OTHER) for name in vault.list_manifests(disk)}
@@ -159,7 +161,7 @@ def check_open(vault: vault_store.VaultStore, told: list[Told], *, is_exact: boo
 
 def test_vault_with_a_failed_call_keeps_what_it_acknowledged(tmp_path: pathlib.Path) -> None:
     for calls in failing_calls.each_call(tmp_path, least=100):
-        told: list[Told] = []
+        reported: list[Told] = []
         with contextlib.ExitStack() as opened:
             with calls:
                 try:
@@ -169,11 +171,11 @@ def test_vault_with_a_failed_call_keeps_what_it_acknowledged(tmp_path: pathlib.P
                 opened.callback(vault.close)
                 for step in STEPS:
                     try:
-                        step(vault, told.append)
+                        step(vault, reported.append)
                     except OSError:
                         assert calls.hit
-            check_open(vault, told, is_exact=not calls.fault.is_lasting)
-        check(calls.folder, told, is_complete=not calls.hit)
+            check_open(vault, reported, is_exact=not calls.fault.is_lasting)
+        check(calls.folder, reported, is_complete=not calls.hit)
 
 
 def test_vault_killed_at_a_call_keeps_what_it_acknowledged(tmp_path: pathlib.Path) -> None:
@@ -183,5 +185,5 @@ def test_vault_killed_at_a_call_keeps_what_it_acknowledged(tmp_path: pathlib.Pat
             step(vault, tell)
         vault.close()
 
-    for folder, told, is_killed in failing_calls.each_kill(tmp_path, 60, work):
-        check(folder, told, is_complete=not is_killed)
+    for folder, reported, is_killed in failing_calls.each_kill(tmp_path, 60, work):
+        check(folder, reported, is_complete=not is_killed)

@@ -28,14 +28,14 @@ GOOD = [line(0, 0, TRUTH[0]), line(0, 1, TRUTH[1]), line(1, 0, TRUTH[0])]
 @pytest.mark.parametrize("cut", range(0, 200, 7))
 def test_right_lines_are_counted_under_any_split(cut):
     made, text = guests.Console(TRUTH), b"SeaBIOS\r\n" + b"".join(GOOD)
-    made.hear(text[:cut])
-    made.hear(text[cut:])
+    made.feed(text[:cut])
+    made.feed(text[cut:])
     assert (made.reads, made.found, made.next_part) == (3, [], 1)
 
 
 def test_incomplete_line_is_not_judged():
     made = guests.Console(TRUTH)
-    made.hear(GOOD[0].rstrip())
+    made.feed(GOOD[0].rstrip())
     assert made.reads == 0
 
 
@@ -54,13 +54,13 @@ def test_incomplete_line_is_not_judged():
 )
 def test_faults_in_the_output_are_found(text, wanted):
     made = guests.Console(TRUTH)
-    made.hear(text)
+    made.feed(text)
     assert len(made.found) == 1 and wanted in made.found[0]
 
 
 def test_harmless_kernel_line_is_no_fault():
     made = guests.Console(TRUTH)
-    made.hear(b"[    0.048000] tsc: Unable to calibrate against PIT\n[ 1.0] x86/fpu: error codes\n")
+    made.feed(b"[    0.048000] tsc: Unable to calibrate against PIT\n[ 1.0] x86/fpu: error codes\n")
     assert made.found == []
 
 

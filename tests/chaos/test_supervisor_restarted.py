@@ -186,7 +186,7 @@ def test_unused_mount_without_a_record_is_replaced(managed, name):
     keep_only(managed, is_record=False, name=name)
     managed.start()
     assert "it was kept without its record" in managed.log()
-    assert managed.manager.told.count(f"FDSTOREREMOVE=1\nFDNAME={name}") == 1
+    assert managed.manager.reported.count(f"FDSTOREREMOVE=1\nFDNAME={name}") == 1
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
 
 

@@ -33,8 +33,8 @@ from acstor_agent.engine.serve import served_copies
 from acstor_policies import topologies
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm
+from tests.fakes import hostile_hosts
 from tests.fakes import transfer_hosts
-from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
 
 P = priority.Priority
@@ -46,7 +46,7 @@ LINK = 25e6 / 8
 def test_reads_are_answered_once_with_right_bytes_under_all_faults(seed, learns_ring):
     run, error = transfer_swarm.play(seed, learns_ring=learns_ring)
     if error is not None:
-        transfer_swarm.tell(run, error, None, learns_ring)
+        transfer_swarm.report_failure(run, error, None, learns_ring)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -56,7 +56,7 @@ def test_reads_are_right_when_transfers_merge_and_split(seed):
     """Two hosts have the same owners of all chunks, so transfers are as long as possible."""
     run, error = transfer_swarm.play(seed, hosts=2, run_chunks=16)
     if error is not None:
-        transfer_swarm.tell(run, error, 2, run_chunks=16)
+        transfer_swarm.report_failure(run, error, 2, run_chunks=16)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -67,7 +67,7 @@ def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
     how = None, False, 16, segment_chunks
     run, error = transfer_swarm.play(seed, *how)
     if error is not None:
-        transfer_swarm.tell(run, error, *how)
+        transfer_swarm.report_failure(run, error, *how)
         raise error
     assert sum(guest.answers for guest in run.guests)
 
@@ -75,17 +75,17 @@ def test_reads_are_right_with_homes_of_segments(seed, segment_chunks):
 follow_table = announcements.Announcements.follow_table
 
 
-def tell_everybody(told, now):
+def announce_to_all(reported, now):
     """Make all near hosts neighbours, whatever the topology."""
-    follow_table(told, now)
-    hosts = (host.host for host in told._ring.near.hosts)
-    told._neighbours = dict.fromkeys(host for host in hosts if host != told._ring.own_host)
+    follow_table(reported, now)
+    hosts = (host.host for host in reported._ring.near.hosts)
+    reported._neighbours = dict.fromkeys(host for host in hosts if host != reported._ring.own_host)
 
 
 came = peer_requests.PeerRequests.chunks_arrived
 
 
-def give_something_else(found, transfer, data):
+def serve_wrong_chunk(found, transfer, data):
     """Answer pending reads with wrong bytes."""
     came(found, transfer, b"what a guest wrote")
 
@@ -98,61 +98,86 @@ def read_all_at_once(reads, out, places):
 
 
 FAULTS = {  # a broken rule, the seed that finds it, and how it is broken
-    "proofs are not looked at": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
-    "names are not looked at": (32, authorization.Authorization, "may_serve", lambda *_: True),
-    "who was referred waits for long": (1, peer_requests, "HELD_WAIT_S", 60.0),
-    "time of requests is not looked at": (1, peer_requests, "CHECK_S", 30.0),
-    "requests of a host are not bounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
-    "what a host does not read is not bounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
-    "what was delivered is not noted": (
+    "proofs are not verified": (6, authorization.hmac, "compare_digest", lambda *proofs: True),
+    "names are not checked": (32, authorization.Authorization, "may_serve", lambda *_: True),
+    "referred requesters wait long": (1, peer_requests, "HELD_WAIT_S", 60.0),
+    "request deadlines are ignored": (1, peer_requests, "CHECK_S", 30.0),
+    "requests of a host are unbounded": (1, settings.Settings, "requests_of_peer", 1 << 40),
+    "undelivered bytes are unbounded": (1, upload_scheduler, "UNDELIVERED_BYTES", 1 << 40),
+    "deliveries are not recorded": (
         0,
         peer_requests.PeerRequests,
         "answers_delivered",
         lambda *_: None,
     ),
-    "what was looked up is not noted": (
+    "look-ups are not recorded": (
         0,
         peer_requests.PeerRequests,
         "contents_looked_up",
         lambda *_: None,
     ),
-    "anybody is named": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
-    "who has left is remembered": (2, host_interning.HostInterning, "forget_host", lambda *_: None),
-    "anybody is told": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
-    "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
-    "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
-    "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
-    "what one peer is asked is not bounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
-    "questions have no end": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
-    "who shows life is waited for too long": (18, requests_out, "MAX_TIMEOUTS", 100),
-    "what is answered elsewhere goes on": (
+    "any host is named as a holder": (2, served_copies.ServedCopies, "may_name", lambda *_: True),
+    "departed hosts stay interned": (
+        2,
+        host_interning.HostInterning,
+        "forget_host",
+        lambda *_: None,
+    ),
+    "announced to any host": (2, announcements.Announcements, "_is_reachable", lambda *_: True),
+    "queued prefetches never start": (
+        5,
+        prefetch_limits.PrefetchLimits,
+        "start_queued",
+        lambda _: iter(()),
+    ),
+    "dropped prefetches stay queued": (
+        5,
+        prefetch_limits.PrefetchLimits,
+        "remove_transfer",
+        lambda *_: None,
+    ),
+    "wrong bytes are accepted": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
+    "bytes in flight to a peer are unbounded": (1, peer_state, "MAX_IN_FLIGHT_BYTES", 1 << 40),
+    "requests never time out": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
+    "keepalives extend a request forever": (18, requests_out, "MAX_TIMEOUTS", 100),
+    "hedged requests are not cancelled": (
         25,
         requests_out.RequestsOut,
         "cancel_attempt",
         lambda *_: None,
     ),
-    "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
-    "deadlines are not kept": (2, pending_reads.PendingReads, "deadline_passed", lambda *_: None),
-    "nothing is tried again": (1, retries.Retries, "pause_ended", lambda *_: None),
-    "a travel does not end": (5, pending_reads.PendingReads, "_end_fetch", lambda *_: None),
-    "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
-    "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
-    "what the cache refused is kept": (2, engine.Engine, "chunks_not_stored", lambda *_: []),
-    "something else is given": (
+    "source reads are unbounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
+    "read deadlines are ignored": (
+        2,
+        pending_reads.PendingReads,
+        "deadline_passed",
+        lambda *_: None,
+    ),
+    "failed fetches are not retried": (1, retries.Retries, "pause_ended", lambda *_: None),
+    "fetches do not end": (5, pending_reads.PendingReads, "_end_fetch", lambda *_: None),
+    "finished transfers are kept": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
+    "ended transfers stay charged": (0, transfers.Transfers, "uncharge", lambda *_: None),
+    "chunks that the cache refused are kept": (
+        2,
+        engine.Engine,
+        "chunks_not_stored",
+        lambda *_: [],
+    ),
+    "wrong chunks are served": (
         1,
         peer_requests.PeerRequests,
         "chunks_arrived",
-        give_something_else,
+        serve_wrong_chunk,
     ),
-    "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
-    "many are asked at once": (
+    "announced to all": (11, announcements.Announcements, "follow_table", announce_to_all),
+    "requests are sent in parallel": (
         4,
         source_selection.SourceSelection,
         "_has_active_attempt",
         lambda *_: False,
     ),
-    "predictions are not bounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
-    "what comes is still under way": (3, chunk_state.ChunkStates, "in_flight", 1),
+    "predictions are unbounded": (8, prefetcher.Prefetcher, "allowance", 1 << 30),
+    "arrived chunks stay in flight": (3, chunk_state.ChunkStates, "in_flight", 1),
 }
 
 
@@ -165,7 +190,7 @@ def test_swarm_detects_broken_rules(fault, monkeypatch):
     seed, *where = FAULTS[fault]
     monkeypatch.setattr(*where)
     limit = {}
-    if fault == "what one peer is asked is not bounded":
+    if fault == "bytes in flight to a peer are unbounded":
         limit["in_flight_limit_bytes"] = 16 * transfer_world.CHUNK
     found = (transfer_swarm.play(seed, **limit)[1] for seed in (seed, *MORE_SEEDS))
     assert any(isinstance(error, transfer_world.Broken) for error in found)
@@ -226,7 +251,7 @@ def test_source_has_at_most_one_read_in_flight_per_content():
 def test_lying_hosts_cost_only_time():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
-        kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
+        kind = hostile_hosts.WrongBytesHost if number < 3 else transfer_hosts.Host
         world.add(name, kind, topology=topologies.all_hosts)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
@@ -235,13 +260,13 @@ def test_lying_hosts_cost_only_time():
     world.network.run(60.0, lambda: len(answers) == len(honest))
     right = [world.content_of(chunk.cid) for chunk in world.chunks]
     assert [answer.chunks for answer in answers] == [right] * len(honest)
-    assert sum(host.core.counters.invalid for host in honest)
+    assert sum(host.core.counters.invalid_chunks for host in honest)
 
 
 def test_host_without_cids_gets_no_chunk_of_an_image():
     world = transfer_world.World(4, 4, 16)
     for name in world.names:
-        world.add(name, transfer_strangers.Spy if name == "h1" else transfer_hosts.Host)
+        world.add(name, hostile_hosts.Spy if name == "h1" else transfer_hosts.Host)
     for host in world.hosts.values():  # the secret CIDs are here
         host.cache.update({chunk.cid: world.content_of(chunk.cid) for chunk in world.secret})
     world.hosts[world.names[0]].cache.clear()

@@ -53,6 +53,6 @@ def test_same_seed_gives_the_same_run():
 
 
 def test_deadline_by_the_wall_clock_is_detected(monkeypatch):
-    faults = (virtual.World.kill, virtual.World.set_clock, virtual.World.hurry)
+    faults = (virtual.World.kill, virtual.World.set_clock, virtual.World.hydrate)
     monkeypatch.setattr(fill_rate, "time_left_s", lambda by_s, within_s, now_s: by_s - now_s)
     assert "due in 60 s at most" in first_broken(range(9, 12), faults)

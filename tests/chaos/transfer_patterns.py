@@ -25,10 +25,10 @@ from acstor_agent.engine.ring import ring_view
 from acstor_policies import learned_ring
 from evaluation.bench import collective
 from evaluation.bench import patterns
+from tests.fakes import hostile_hosts
 from tests.fakes import queue_world
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
-from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
 from tests.lab import network
 
@@ -232,7 +232,7 @@ def bad_peer(
         host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))
         world.call_later(host, world.rng.random() * START_S, readers[-1].start)
-    liar = transfer_strangers.Liar if kind == "lying" else transfer_hosts.Host
+    liar = hostile_hosts.WrongBytesHost if kind == "lying" else transfer_hosts.Host
     world.add(bad, liar, **settings)
     world.worsen(bad, kind)
     _run(world, readers)

@@ -26,10 +26,10 @@ from acstor_common.model import ids
 from acstor_policies import learned_ring
 from acstor_policies import place_identity
 from acstor_policies import topologies
+from tests.fakes import hostile_hosts
 from tests.fakes import transfer_guests
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
-from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
@@ -95,7 +95,7 @@ class Run:
         }
         bad = 0 if self.is_calm else rng.randint(0, max(1, count // 4))
         for number, name in enumerate(self.world.names):
-            kind = rng.choice(transfer_strangers.KINDS) if number < bad else transfer_hosts.Host
+            kind = rng.choice(hostile_hosts.KINDS) if number < bad else transfer_hosts.Host
             host = self.world.add(name, kind, **settings)
             if not knows_all:  # chunks of unattached images are looked up there
                 host.attach(rng.sample(transfer_world.IMAGES, rng.randint(0, 2)))
@@ -140,13 +140,13 @@ class Run:
         undo = fault(self)
         if undo is not None:
             self._undo.append(undo)
-            self._at(self.rng.random() * 6, lambda: self._mend(undo))
+            self._at(self.rng.random() * 6, lambda: self._undo_fault(undo))
         self._at(self.rng.expovariate(2.0), self._storm)
 
     def _at(self, after_s: float, call: Callable[[], None]) -> None:
         self.world.network.call_at(self.world.now + after_s, call)
 
-    def _mend(self, undo: Callable[[], None]) -> None:
+    def _undo_fault(self, undo: Callable[[], None]) -> None:
         if undo in self._undo:
             self._undo.remove(undo)
             undo()
@@ -155,10 +155,10 @@ class Run:
         """Record an action."""
         self.trace.append(f"{self.world.now:9.3f} {what}")
 
-    def mend_all(self) -> None:
+    def undo_all_faults(self) -> None:
         """Undo every fault; all hosts get one table, and guests no deadlines."""
         for undo in list(self._undo):
-            self._mend(undo)
+            self._undo_fault(undo)
         for guest in self.guests:
             guest.deadline_s = math.inf
         self.is_mended = True
@@ -316,7 +316,7 @@ class Run:
             self._at(0.1, self._storm)
         self._look()
         world.network.run(STORM_S if not self.is_calm else 0.0)
-        self.mend_all() if not self.is_calm else None
+        self.undo_all_faults() if not self.is_calm else None
         readers = (*self.guests, *self.followers)
         self._until(lambda: all(reader.is_done for reader in readers), ENDS_S, self._waits)
         self._until(lambda: not world.left(), EMPTY_S, lambda: str(world.left()))
@@ -352,7 +352,7 @@ class Run:
         surplus = sum(max(0, count - homes * places[cid]) for cid, count in reads.items())
         wished = 0  # guests that benefited
         for host in self.world.hosts.values():
-            wished += host.core.counters.hedges + host.core.counters.source_firsts
+            wished += host.core.counters.hedges + host.core.counters.source_preferred
         if self.is_slow:  # a host with a full link is skipped sometimes: others read for it
             wished += int(SLOW_SURPLUS * len(reads))
         if surplus > wished:
@@ -392,7 +392,7 @@ def play(
     return run, None
 
 
-def tell(
+def report_failure(
     run: Run,
     error: BaseException,
     hosts: int | None,
@@ -431,7 +431,7 @@ def main() -> int:
         done, answers = done + 1, answers + sum(guest.answers for guest in run.guests)
         if error is not None:
             failed.append(seed)
-            tell(run, error, *how)
+            report_failure(run, error, *how)
     took_s = time.monotonic() - began_s
     print(f"{done} seeds, {answers} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
     return 1 if failed else 0

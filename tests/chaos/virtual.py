@@ -229,22 +229,22 @@ class World:
                 self._must_be_due_in_time()
                 if undo is not None:
                     self._undo.append(undo)
-                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 8)
+                    nursery.start_soon(self._undo_fault_later, undo, self.rng.random() * 8)
             nursery.cancel_scope.cancel()
 
-    async def _mend_later(self, undo: Callable[[], object], after_s: float) -> None:
+    async def _undo_fault_later(self, undo: Callable[[], object], after_s: float) -> None:
         await trio.sleep(after_s)
-        self._mend(undo)
+        self._undo_fault(undo)
 
-    def _mend(self, undo: Callable[[], object]) -> None:
+    def _undo_fault(self, undo: Callable[[], object]) -> None:
         if undo in self._undo:
             self._undo.remove(undo)
             undo()
 
-    def mend_all(self) -> None:
+    def undo_all_faults(self) -> None:
         """Undo every fault; all hosts get one table."""
         for undo in list(self._undo):
-            self._mend(undo)
+            self._undo_fault(undo)
         self._table = self._new_table(self._table.epoch + 1, self.names)
         for host in self.hosts.values():
             self.give_table(host)
@@ -355,9 +355,9 @@ class World:
         """Publish another table; some hosts get it, others later or never."""
         names = [name for name in self.names if self.rng.random() < 0.9] or self.names
         self._table = self._new_table(self._table.epoch + 1, names)
-        told = [host for host in self.hosts.values() if self.rng.random() < 0.7]
-        self.note(f"table {self._table.epoch} of {names} for {[host.name for host in told]}")
-        for host in told:
+        reported = [host for host in self.hosts.values() if self.rng.random() < 0.7]
+        self.note(f"table {self._table.epoch} of {names} for {[host.name for host in reported]}")
+        for host in reported:
             self.give_table(host)
 
     def set_clock(self) -> Callable[[], object]:
@@ -373,20 +373,20 @@ class World:
 
         return end
 
-    def hurry(self) -> None:
+    def hydrate(self) -> None:
         """Request from a host that an image be fully cached by a deadline on its clock."""
         host = self.hosts.get(self.rng.choice(self.names))
         if host is not None and self.settings.is_keeping:
             image_id, within_s = self.rng.choice(list(self.images)), self.rng.random() * HURRY_S
             self.note(f"{host.name}: {image_id} is to be whole in {within_s:.0f} s")
-            host.begin(self._hurry, host, image_id, within_s)
+            host.begin(self._hydrate, host, image_id, within_s)
 
-    async def _hurry(
+    async def _hydrate(
         self, host: virtual_hosts.Host, image_id: ids.ImageId, within_s: float
     ) -> None:
         self.network.be(host.name)
         try:
-            await host.whole.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
+            await host.hydration.set_fill_mode(image_id, pin_record.FillMode.URGENT, within_s)
         except errors.Unusable as e:  # it has no space
             self.note(f"{host.name}: {e}")
             return
@@ -395,7 +395,7 @@ class World:
         """Check that no image is due later than requested, however clocks were set since."""
         for host in self.hosts.values():
             for image_id in self.images:
-                known = host.whole.status.status_of(image_id) or {"due_in_s": None}
+                known = host.hydration.status.status_of(image_id) or {"due_in_s": None}
                 if (known["due_in_s"] or 0.0) > HURRY_S:
                     raise Broken(f"{host.name}: due in {HURRY_S:g} s at most, it says {known}")
 
@@ -424,7 +424,7 @@ class World:
                         await trio.sleep(STORM_S)
                     else:
                         await self.break_things()
-                    self.mend_all()
+                    self.undo_all_faults()
                     self.is_over = True
                     guests.start_soon(self._must_end, guests.cancel_scope)
             finally:
@@ -486,7 +486,7 @@ class World:
                 await trio.sleep(1)
         if late.cancelled_caught:
             shown = {
-                name: host.whole.status.status_of(image_id)
+                name: host.hydration.status.status_of(image_id)
                 for name, host in self.hosts.items()
                 for image_id in self.images
             }
@@ -504,7 +504,7 @@ class World:
                 undo = fault(self.rng.choice(victims))
                 if undo is not None:
                     self._undo.append(undo)
-                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 60)
+                    nursery.start_soon(self._undo_fault_later, undo, self.rng.random() * 60)
                 pause_s = 2 * virtual_hosts.LOST_AFTER_S / DELETED_ROUNDS
                 await trio.sleep(self.rng.random() * pause_s)
                 await self._read_all()
@@ -512,7 +512,9 @@ class World:
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
         shown = (
-            [host.whole.status.status_of(image_id) for image_id in self.images] if host else [None]
+            [host.hydration.status.status_of(image_id) for image_id in self.images]
+            if host
+            else [None]
         )
         return all(one is not None and one["state"] == "fully_cached" for one in shown)
 
@@ -553,7 +555,7 @@ FAULTS: tuple[Fault, ...] = (
     World.lose_map,
     World.remap,
     World.set_clock,
-    World.hurry,
+    World.hydrate,
 )
 
 
@@ -600,7 +602,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def tell(seed: int, world: World, error: BaseException) -> None:
+def report_failure(seed: int, world: World, error: BaseException) -> None:
     """Print the error, and how to repeat it."""
     for one in causes(error):
         print(f"seed {seed}: {type(one).__name__}: {one}")
@@ -635,7 +637,7 @@ def main() -> int:
         faults.update(world.done)
         if error is not None:
             failed.append(seed)
-            tell(seed, world, error)
+            report_failure(seed, world, error)
     took_s = time.monotonic() - began_s
     for name, count in sorted(faults.items()):
         print(f"{name:<18}{count:>6}")

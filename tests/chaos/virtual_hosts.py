@@ -306,7 +306,7 @@ class Host:
             first_chunk=rng.randrange(64),
             limits=background_fill.FillLimits(2e6),
         )
-        self.whole = hydration.Hydration(self.images, self.uses, self.pins, filler, clock=time)
+        self.hydration = hydration.Hydration(self.images, self.uses, self.pins, filler, clock=time)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)
@@ -338,7 +338,7 @@ class Host:
         for run in (self.boots.run, self.chunks.run, self.uses.run):
             start(run)
         if self._settings.is_keeping:
-            start(self.whole.run)
+            start(self.hydration.run)
 
     def begin(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run work on this host until it is killed."""

@@ -97,7 +97,7 @@ class Watch:
                 self._dying.remove(dying)
 
     def _look_at(self, host: str, reader: readers.Reader | guests.Guest, now_s: float) -> None:
-        self.hear(host, reader)
+        self.collect_faults(host, reader)
         if reader.is_stopped:
             self._ran_s[reader.pid] = now_s
         status = reader.status()
@@ -115,20 +115,20 @@ class Watch:
             )
             self._once(reader.name, what, f"{state.reads}")
 
-    def hear(self, host: str, reader: readers.Reader | guests.Guest) -> None:
+    def collect_faults(self, host: str, reader: readers.Reader | guests.Guest) -> None:
         """Record the faults that a reader found."""
         for what in reader.found():
             self._once(reader.name, f"{host}: {what}", what)
 
     def _once(self, name: str, what: str, key: str = "") -> None:
-        told = self._told.setdefault(name, set())
-        if key not in told:
-            told.add(key)
+        reported = self._told.setdefault(name, set())
+        if key not in reported:
+            reported.add(key)
             self.found(what)
 
     def killed(self, host: str, reader: readers.Reader | guests.Guest) -> None:
         """Record that a reader was killed, and must end."""
-        self.hear(host, reader)
+        self.collect_faults(host, reader)
         self._told.pop(reader.name, None)
         self._dying.append((host, reader, time.monotonic()))
 

@@ -77,7 +77,7 @@ class World:
         with contextlib.ExitStack() as stack:
             self.server = stack.enter_context(http_server.serve(files))
             self.source = hostile_source.HostileSource(self.server)
-            stack.callback(self.source.mend)
+            stack.callback(self.source.recover)
             for name in self.names:
                 self.hosts[name] = self._make_host(name, stack)
             self.write_ring(dict.fromkeys(self.names, 100))
@@ -150,7 +150,7 @@ class World:
         """Kill all readers, which must end."""
         for host, some in self.readers.items():
             for reader in some:
-                self.watch.hear(host, reader)
+                self.watch.collect_faults(host, reader)
                 hosts.kill(reader.pid)
                 if not reader.ended_in(watch.DIES_S):
                     self.found(f"{host}: {reader.name} does not end")

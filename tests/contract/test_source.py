@@ -198,30 +198,30 @@ CHUNKS = [
 WRONG = ids.Content(ids.cid_of(b"other bytes"))
 
 
-async def told_of(source, blob, pieces):
-    """Return what became of each piece; fail if one is told of twice, or never."""
-    told = []
-    await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
-    assert sorted(number for number, _ in told) == list(range(len(pieces)))
-    return [dict(told)[number] for number in range(len(pieces))]
+async def outcomes_of(source, blob, pieces):
+    """Return the outcome of each piece; fail if one is reported twice or never."""
+    reported = []
+    await source.read_pieces(base.PieceRequest(blob, pieces, reported.extend))
+    assert sorted(number for number, _ in reported) == list(range(len(pieces)))
+    return [dict(reported)[number] for number in range(len(pieces))]
 
 
 @pytest.mark.parametrize("order", [CHUNKS, CHUNKS[::-1], CHUNKS[::2], [CHUNKS[1]] * 3, []])
 async def test_many_pieces_equal_the_stored_bytes(source, order):
-    outcomes = await told_of(source, IMAGE, order)
+    outcomes = await outcomes_of(source, IMAGE, order)
     assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in order]
 
 
 async def test_pieces_of_any_length_equal_the_stored_bytes(source):
     starts = [0, 1, 4096, 70_000, 70_001, 299_999, SIZE]
     pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
-    outcomes = await told_of(source, IMAGE, pieces)
+    outcomes = await outcomes_of(source, IMAGE, pieces)
     assert b"".join(outcomes) == BLOBS[IMAGE]
 
 
 async def test_corrupt_piece_is_invalid_and_its_neighbours_are_returned(source):
     pieces = [piece._replace(content=WRONG) if n == 2 else piece for n, piece in enumerate(CHUNKS)]
-    outcomes = await told_of(source, IMAGE, pieces)
+    outcomes = await outcomes_of(source, IMAGE, pieces)
     invalid = outcomes.pop(2)
     assert type(invalid) is errors.ChunkInvalid
     assert f"{IMAGE.file_name} bytes 131072-196607" in str(invalid)
@@ -231,13 +231,13 @@ async def test_corrupt_piece_is_invalid_and_its_neighbours_are_returned(source):
 
 async def test_piece_past_the_end_is_missing_and_its_neighbours_are_returned(source):
     past = [base.BlobPiece(SIZE, 5), base.BlobPiece(SIZE + 5, 10_000)]
-    *good, first, second = await told_of(source, IMAGE, [*CHUNKS, *past])
+    *good, first, second = await outcomes_of(source, IMAGE, [*CHUNKS, *past])
     assert b"".join(good) == BLOBS[IMAGE]
     assert isinstance(first, errors.ChunkMissing) and isinstance(second, errors.ChunkMissing)
 
 
 async def test_each_piece_of_an_absent_blob_is_missing(source):
-    outcomes = await told_of(source, ABSENT, CHUNKS)
+    outcomes = await outcomes_of(source, ABSENT, CHUNKS)
     assert all(isinstance(outcome, errors.ChunkMissing) for outcome in outcomes)
 
 
@@ -250,13 +250,13 @@ async def test_invalid_piece_is_a_bug_of_the_caller(source, piece):
 
 
 async def test_cancelled_caller_receives_no_more_pieces(source):
-    told = []
+    reported = []
     with trio.CancelScope() as scope:
         scope.cancel()
-        await source.read_pieces(base.PieceRequest(IMAGE, CHUNKS, told.extend))
-    before = len(told)
-    assert (await told_of(source, IMAGE, CHUNKS))[0] == BLOBS[IMAGE][:CHUNK]
-    assert len(told) == before
+        await source.read_pieces(base.PieceRequest(IMAGE, CHUNKS, reported.extend))
+    before = len(reported)
+    assert (await outcomes_of(source, IMAGE, CHUNKS))[0] == BLOBS[IMAGE][:CHUNK]
+    assert len(reported) == before
 
 
 @pytest.mark.parametrize("blob", BLOBS)

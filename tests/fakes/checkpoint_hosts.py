@@ -53,7 +53,7 @@ def record() -> checkpoint_record.CheckpointRecord:
 
 def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
     """Return a checkpoint of SERVER as h1 registers it."""
-    told = {
+    reported = {
         "checkpoint_id": checkpoint_id(number),
         "host": "h1",
         "instance_id": SERVER,
@@ -75,7 +75,7 @@ def taken(number: int, **changed: Any) -> messages.RegisteredCheckpoint:
         "key": "cd" * 32,
         "sent_s": NOW_S + number,
     }
-    return messages.RegisteredCheckpoint(**{**told, **changed})
+    return messages.RegisteredCheckpoint(**{**reported, **changed})
 
 
 class Nova:
@@ -110,7 +110,7 @@ class Nova:
 class Daemons:
     """The checkpoint daemons of all hosts, as the service reaches them over the bus.
 
-    :ivar heard: fields of the reply; None: no reply
+    :ivar reply_fields: fields of the reply; None: no reply
     :ivar signer: the host that signs the reply; "": the called host
     :ivar failure: raised instead of a reply
     """
@@ -118,7 +118,7 @@ class Daemons:
     def __init__(self, hosts: enrolled_hosts.EnrolledHosts) -> None:
         self._hosts = hosts
         self.wanted: list[tuple[str, str, int]] = []
-        self.heard: dict[str, Any] | None = {}
+        self.reply_fields: dict[str, Any] | None = {}
         self.signer = ""
         self.purpose = signing.CHECKPOINT_HEARD
         self.failure: Exception | None = None
@@ -129,10 +129,10 @@ class Daemons:
         if self.failure:
             raise self.failure
         self.wanted.append((instance_id, host, request))
-        if self.heard is None:
+        if self.reply_fields is None:
             return None
-        heard = messages.CheckpointReply(request=request, host=host)
-        changed = msgspec.structs.replace(heard, **self.heard)
+        reply = messages.CheckpointReply(request=request, host=host)
+        changed = msgspec.structs.replace(reply, **self.reply_fields)
         return signed_messages.sign_payload(
             changed, self.purpose, *self._hosts.identity(self.signer or host)
         )

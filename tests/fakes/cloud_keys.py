@@ -55,15 +55,17 @@ class CloudKeys:
         identity_files.write(state_dir / "identity", made)
         return made
 
-    def table(self, table: hash_ring.Ring, told: int | None = None) -> decision_messages.RingTable:
+    def table(
+        self, table: hash_ring.Ring, reported: int | None = None
+    ) -> decision_messages.RingTable:
         """Return a table as the decision service sends it.
 
-        :param told: epoch of the message; None: the table's
+        :param reported: epoch of the message; None: the table's
         """
         data = hash_ring.encode(table)
         signature = signed_messages.signature_of(signing.TABLE, data, self.signing_key)
         return decision_messages.RingTable(
-            table.epoch if told is None else told, data.decode(), signature
+            table.epoch if reported is None else reported, data.decode(), signature
         )
 
     def task(

@@ -150,8 +150,8 @@ class Suite:
         def work(number: int) -> None:
             for second in rounds:
                 for host in hosts[:: 1 - 2 * (number % 2)]:
-                    told = FAILING[: second % 3]
-                    store.record_checkpoint_failures(host, told, 2000.0 + second)
+                    reported = FAILING[: second % 3]
+                    store.record_checkpoint_failures(host, reported, 2000.0 + second)
                 if number == 2:
                     store.delete_stale(2000.0 + second + checkpoint_failure_queries.KEPT_S)
             done.append(number)
@@ -240,8 +240,8 @@ class Suite:
             fetched=decision_messages.FetchedBytes(5, 6),
             fill=FILLING,
         )
-        told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
-        store.record_samples({h: (sample(h, images=told[h]), 0) for h in told})
+        reported = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
+        store.record_samples({h: (sample(h, images=reported[h]), 0) for h in reported})
         store.record_samples({"h1": (sample("h1", 1001.0), 0)})  # no images in it
         assert [image.image_id for image in store.list_images("", 9, 0)] == ids
         first = store.get_image(ids[0], 0)
@@ -272,8 +272,8 @@ class Suite:
             "h6": None,
         }
         held = {host: decision_messages.HeldImage(fill=whole) for host, whole in by_host.items()}
-        told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
-        store.record_samples(told)
+        reported = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
+        store.record_samples(reported)
         found = store.get_image(image_id, 0)
         assert found is not None and (found.using_hosts, found.fully_cached_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
@@ -322,7 +322,7 @@ class Suite:
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
-        assert store.needed_images(0, 0, 9).heard_s is None
+        assert store.needed_images(0, 0, 9).last_sample_s is None
 
     def test_image_is_grantable_for_an_hour_or_while_a_host_lacks_chunks(
         self, store: database.Database
@@ -372,8 +372,8 @@ class Suite:
         self, store: database.Database
     ) -> None:
         for host, sent_s, reads in (("h1", 1000.0, 1), ("h2", 2000.0, 2), ("h1", 3000.0, 3)):
-            told = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
-            store.record_samples({host: (told, 0)})
+            reported = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
+            store.record_samples({host: (reported, 0)})
         store.record_samples({"h2": (sample("h2", 2500.0), 0)})  # repeats known values
         rows = store.list_boots(SERVER)
         assert [(row.host, row.reported_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
@@ -390,8 +390,8 @@ class Suite:
         ]
         store.record_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
         for at in range(0, len(servers), each):
-            told = tuple(boot(server, 1) for server in servers[at : at + each])
-            store.record_samples({"h1": (sample("h1", 1000.0 + at, boots=told), 0)})
+            reported = tuple(boot(server, 1) for server in servers[at : at + each])
+            store.record_samples({"h1": (sample("h1", 1000.0 + at, boots=reported), 0)})
         kept = [one for one in servers if "h1" in [row.host for row in store.list_boots(one)]]
         assert kept == servers[each:]
         assert [row.host for row in store.list_boots(servers[0])] == ["h2"], "another host's stay"
@@ -435,13 +435,13 @@ class Suite:
         waiting = [("h1", 10.0, first), ("h2", 20.0, second), ("h2", 30.0, other)]
         assert store.unacknowledged_tasks(10.0) == waiting
         for request, left in ((1, waiting[:2]), (second.request, waiting[:1])):
-            told = decision_messages.TaskProgress(
+            reported = decision_messages.TaskProgress(
                 request=request, kind=first.kind, state=decision_messages.TaskState.WAITING
             )
             held = {
-                image_id: decision_messages.HeldImage(task=told),
+                image_id: decision_messages.HeldImage(task=reported),
                 other_id: decision_messages.HeldImage(
-                    task=msgspec.structs.replace(told, request=3)
+                    task=msgspec.structs.replace(reported, request=3)
                 ),
             }
             store.record_samples({"h2": (sample("h2", images=held), 0)})

@@ -27,7 +27,7 @@ class DescriptorKeeper:
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
         self.kept: dict[str, list[int]] = {}
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def __enter__(self) -> Self:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -89,10 +89,10 @@ class DescriptorKeeper:
             left_s = max(0.0, ends_s - time.monotonic())
             readable, _, _ = select.select([self._socket], [], [], left_s)
             if not readable:
-                raise TimeoutError(f"{until} was not told; told was {self.told}")
+                raise TimeoutError(f"{until} was not received; received: {self.reported}")
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 8)
             text = data.decode()
-            self.told.append(text)
+            self.reported.append(text)
             self._obey(dict(line.split("=", 1) for line in text.splitlines()), fds)
             if until in text:
                 return

@@ -97,17 +97,17 @@ class Connection:
 
     def __init__(self, cloud: "Cloud", host: ids.HostId, asked: ids.HostId) -> None:
         self.host, self.peer, self._cloud, self._asked = host, str(host), cloud, asked
-        self.hears: dict[int, Any] = {}
+        self.handlers: dict[int, Any] = {}
         self.is_closed = False
 
     def send_answers(self, answers: Sequence[Any]) -> None:
         """Deliver answers to the requester."""
         for answer in answers:
-            hear = self.hears.pop(answer.request_id, None)
-            if hear is not None:
+            handler = self.handlers.pop(answer.request_id, None)
+            if handler is not None:
                 if isinstance(answer, peer_wire.Chunk) and self._asked in self._cloud.lying:
                     answer = answer._replace(data=bytes(len(answer.data)))
-                self._cloud.soon(hear, [answer])
+                self._cloud.soon(handler, [answer])
 
     def send_messages(self, message: Any) -> None:
         """Discard the message."""
@@ -134,14 +134,14 @@ class Net:
         self._cloud, self._here = cloud, here
 
     def send_requests(
-        self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any
+        self, host: ids.HostId, address: str, requests: Sequence[Any], handler: Any
     ) -> None:
         """See ``PeerNetwork.send_requests``."""
         for one in requests:
             self._cloud.asked.append((self._here, host, one.priority, one.mode))
-        self._cloud.nursery.start_soon(self._ask, host, requests, hear)
+        self._cloud.nursery.start_soon(self._ask, host, requests, handler)
 
-    async def _ask(self, host: ids.HostId, requests: Sequence[Any], hear: Any) -> None:
+    async def _ask(self, host: ids.HostId, requests: Sequence[Any], handler: Any) -> None:
         cloud = self._cloud
         await trio.sleep(0.005)
         if host in cloud.frozen:
@@ -150,18 +150,18 @@ class Net:
             await trio.sleep(1)
         if host in cloud.dead or host in cloud.frozen:
             why = errors.SourceUnreachable("a chunk", str(host), "refused")
-            hear([client_connection.RequestLost(one.request_id, why) for one in requests])
+            handler([client_connection.RequestLost(one.request_id, why) for one in requests])
             return
         busy = cloud.busy.get(host, ())
         named = [one for one in requests if busy and one.mode.may_refer]
         if named:
-            hear([peer_wire.Refer(one.request_id, busy) for one in named])
+            handler([peer_wire.Refer(one.request_id, busy) for one in named])
         left = [one for one in requests if one not in named]
         if left:
             connection = cloud.connections.setdefault(
                 (self._here, host), Connection(cloud, self._here, host)
             )
-            connection.hears.update({one.request_id: hear for one in left})
+            connection.handlers.update({one.request_id: handler for one in left})
             cloud.hosts[host].peer_server.requests_received(
                 connection,  # type: ignore[arg-type]
                 left,
@@ -172,7 +172,7 @@ class Net:
         """See ``PeerNetwork.cancel_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
-            known = [number for number in request_ids if connection.hears.pop(number, None)]
+            known = [number for number in request_ids if connection.handlers.pop(number, None)]
             self._cloud.soon(
                 self._cloud.hosts[host].peer_server.requests_cancelled, connection, known
             )
@@ -181,14 +181,14 @@ class Net:
         """See ``PeerNetwork.raise_priorities``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
-            known = [number for number in request_ids if number in connection.hears]
+            known = [number for number in request_ids if number in connection.handlers]
             self._cloud.soon(
                 self._cloud.hosts[host].peer_server.priorities_raised, connection, known
             )
 
     def send_announcement(self, host: ids.HostId, address: str, news: Any) -> None:
         """See ``PeerNetwork.send_announcement``."""
-        self._cloud.told.append((self._here, host, news))
+        self._cloud.reported.append((self._here, host, news))
         if self._cloud.is_heard:
             self._cloud.soon(self._cloud.hosts[host].announcement_received, self._here, news)
 
@@ -247,7 +247,7 @@ class Cloud:
         self.slow: set[str] = set()
         self.busy: dict[str, tuple[ids.HostId, ...]] = {}
         self.asked: list[tuple[str, str, Any, Any]] = []
-        self.told: list[tuple[str, str, Any]] = []
+        self.reported: list[tuple[str, str, Any]] = []
         self.moved: list[tuple[str, str, int, float | None]] = []
         self.is_heard = True
         self.unattached: set[ids.ImageId] = set()

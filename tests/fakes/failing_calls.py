@@ -228,10 +228,10 @@ def each_kill(
     def parts() -> Iterator[tuple[pathlib.Path, list[Any], bool]]:
         for calls in each_call(folder, least, faults, inside):
             prepare(calls.folder)
-            told, is_killed = _run_in_child(calls, work)
+            reported, is_killed = _run_in_child(calls, work)
             calls.hit = "a call" if is_killed else ""
             print(f"{calls.fault}: {calls.folder.name}")
-            yield calls.folder, told, is_killed
+            yield calls.folder, reported, is_killed
 
     return parts()
 
@@ -253,10 +253,10 @@ def _run_in_child(
             os._exit(status)
     os.close(writing)
     with open(reading, "rb") as pipe:
-        told = list(_received(pipe))
+        reported = list(_received(pipe))
     ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert ended in (0, _KILLED), f"{calls.fault}: the child failed; its output says why"
-    return told, ended == _KILLED
+    return reported, ended == _KILLED
 
 
 def _send(pipe: int, one: object) -> None:

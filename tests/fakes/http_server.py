@@ -124,9 +124,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         body = self.server.local.files.get(self.path.lstrip("/"))
         self.send_response(404 if body is None else 200)
-        told = self.server.local.head
+        reported = self.server.local.head
         for name, value in (
-            {"Content-Length": str(len(body or b""))} if told is None else told
+            {"Content-Length": str(len(body or b""))} if reported is None else reported
         ).items():
             self.send_header(name, value)
         self.end_headers()
@@ -264,7 +264,7 @@ def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> 
     handler.close_connection = True
 
 
-def says_it_closes(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def announces_close(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Respond correctly with "Connection: close", but keep the connection open."""
     headers = {"Content-Range": asked.content_range, "Connection": "close"}
     answer(handler, 206, asked.part, headers)

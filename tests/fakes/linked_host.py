@@ -51,7 +51,7 @@ class Bus:
 
     def __init__(self) -> None:
         self.samples: list[decision_messages.Sample] = []
-        self.heard: Mapping[str, Any] = {}
+        self.handlers: Mapping[str, Any] = {}
         self.listeners = 0
 
     def cast_message(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
@@ -68,9 +68,9 @@ class Bus:
         assert certificate.host == sample.host
         self.samples.append(sample)
 
-    def subscribe(self, topic: str, heard: Mapping[str, Any]) -> None:
+    def subscribe(self, topic: str, handlers: Mapping[str, Any]) -> None:
         assert topic == decision_messages.AGENT_TOPIC
-        self.heard = heard
+        self.handlers = handlers
         self.listeners += 1
 
 
@@ -127,8 +127,8 @@ class LinkedHost:
         """Return the test's health."""
         return self.health
 
-    async def hear(self, method: str, payload: Any) -> None:
+    async def deliver(self, method: str, payload: Any) -> None:
         """Receive a message from the bus."""
         if isinstance(payload, msgspec.Struct):
             payload = decision_messages.encode(payload)
-        await trio.to_thread.run_sync(self.bus.heard[method], payload)
+        await trio.to_thread.run_sync(self.bus.handlers[method], payload)

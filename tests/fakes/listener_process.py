@@ -32,8 +32,8 @@ PASSES_AFTER = 2
 
 def run(folder: pathlib.Path, state_dir: pathlib.Path, **options: object) -> dict[str, Any]:
     """Run a listener until all images of a folder have outcomes; return its output."""
-    told = json.dumps({"state_dir": str(state_dir), **options})
-    argv = [sys.executable, "-m", "tests.fakes.listener_process", str(folder), told]
+    reported = json.dumps({"state_dir": str(state_dir), **options})
+    argv = [sys.executable, "-m", "tests.fakes.listener_process", str(folder), reported]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -47,9 +47,9 @@ def _images(folder: pathlib.Path) -> memory_images.MemoryImages:
     return images
 
 
-def main(folder: str, told: str) -> None:
+def main(folder: str, reported: str) -> None:
     """Serve until all images have outcomes."""
-    conf, said = cfg.CONF, json.loads(told)
+    conf, said = cfg.CONF, json.loads(reported)
     glance_conf.register_opts(conf)
     bus = pathlib.Path(said["state_dir"], "bus.conf")
     bus.write_text("[DEFAULT]\ntransport_url = fake:\n")

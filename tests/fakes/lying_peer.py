@@ -106,7 +106,7 @@ class LyingPeer:
 
 
 @contextlib.contextmanager
-def lying(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPeer]:
+def hostile_peer(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPeer]:
     """Run a peer called ``name`` on a free loopback port for the block."""
 
     def begin(number: int) -> Answer:

@@ -451,13 +451,13 @@ def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
         host.changes = wanted[host]
 
 
-def wait_heard(lab: cloud.Cloud) -> None:
+def wait_subscribed(lab: cloud.Cloud) -> None:
     """Wait until all of Nova consumes its queues at a restarted broker.
 
     The broker drops earlier messages, and Nova never resends them.
     """
     queues = {"conductor", "scheduler", *(f"compute.{host.host}" for host in lab.computes)}
-    is_heard = lambda: queues <= lab.rabbitmq.heard()  # noqa: E731
+    is_heard = lambda: queues <= lab.rabbitmq.queues_with_consumers()  # noqa: E731
     runs.wait_for(is_heard, DEADLINE_S, "Nova", lab.rabbitmq.log)
 
 

@@ -214,8 +214,8 @@ class Machine:
                     for attempt in action.attempts:
                         todo += self._answer(action.host, attempt, peer(action.host, attempt))
                 elif isinstance(action, actions.ReadSource):
-                    told = [(n, source(chunk)) for n, chunk in enumerate(action.refs)]
-                    known = [(n, what) for n, what in told if what is not None]
+                    reported = [(n, source(chunk)) for n, chunk in enumerate(action.refs)]
+                    known = [(n, what) for n, what in reported if what is not None]
                     todo += self.source_read_progressed(action.number, known) if known else []
                 elif isinstance(action, actions.Store):
                     todo += self.chunks_stored(action.runs)

@@ -18,7 +18,7 @@ class Rangeless:
 
     def __init__(self, refuse: http_server.Behaviour | None = None) -> None:
         self.streams: list[http_server.Behaviour] = []
-        self.whole: collections.Counter[str] = collections.Counter()
+        self.full_downloads: collections.Counter[str] = collections.Counter()
         self.ranges: collections.Counter[str] = collections.Counter()
         self._refuse = refuse or http_server.status(400)
 
@@ -29,7 +29,7 @@ class Rangeless:
             self.ranges[handler.path] += 1
             self._refuse(handler, asked)
         else:
-            self.whole[handler.path] += 1
+            self.full_downloads[handler.path] += 1
             stream = self.streams.pop(0) if self.streams else http_server.whole_file
             stream(handler, asked)
 

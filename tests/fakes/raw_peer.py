@@ -91,7 +91,7 @@ class RawPeer:
         frames = [peer_wire.encode(message, self._ours) for message in messages]
         return b"".join([b"".join(frame) for frame in frames])
 
-    def hear(self) -> peer_wire.Message | None:
+    def receive(self) -> peer_wire.Message | None:
         """Return the agent's next message, None when it disconnects."""
         with contextlib.suppress(ConnectionError):
             while data := self.link.recv(65536):
@@ -106,7 +106,7 @@ class RawPeer:
         """Send Hello; return the reply."""
         with contextlib.suppress(ConnectionError):
             self.send(peer_wire.Hello(self.name, self._klass, 1))
-        return self.hear()
+        return self.receive()
 
     def get(
         self,
@@ -124,7 +124,7 @@ class RawPeer:
             self._last_id, image_id, offset, length, shown, *AS_HOME, timeout_ms=5000
         )
         self.send(peer_wire.Get((request,)))
-        return self.hear()
+        return self.receive()
 
 
 @contextlib.contextmanager

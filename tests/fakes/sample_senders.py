@@ -65,10 +65,12 @@ class Bus:
 
     def table(self) -> dict[str, str]:
         """Return the address of each host of the table in force."""
-        told = decision_messages.decode(
+        reported = decision_messages.decode(
             self._client.call({}, "get_ring"), decision_messages.RingTable
         )
-        return {host.host: host.address for host in hash_ring.decode(told.table.encode(), "").hosts}
+        return {
+            host.host: host.address for host in hash_ring.decode(reported.table.encode(), "").hosts
+        }
 
     def close(self) -> None:
         self._transport.cleanup()

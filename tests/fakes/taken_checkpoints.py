@@ -69,7 +69,7 @@ class TakenCheckpoint:
                     object_names.VaultDisk(self.owner.name, self.disk), self.manifest
                 )
 
-    def told(
+    def reported(
         self, checkpoint_id: str, holders: Sequence[vaults.Vault]
     ) -> messages.RegisteredCheckpoint:
         """Return its registration by its owner at the decision service."""

@@ -22,8 +22,8 @@ from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_simulator.model import virtual_host
-from tests.fakes import giving_checks
 from tests.fakes import known_maps
+from tests.fakes import serving_checks
 
 Failure = failure.Failure
 
@@ -37,10 +37,10 @@ class Host(virtual_host.VirtualHost):
     :ivar refuses: an image that it treats as all zeros
     :ivar found: CIDs cached since the start of this life
     :ivar came: CIDs and OIDs of chunks that arrived in this life
-    :ivar heard: called with each accepted announcement
+    :ivar on_announcement: called with each accepted announcement
     :ivar let_go: called with evicted CIDs
     :ivar judged: hosts put into backoff by the current event
-    :ivar told_before: neighbours by the previous table, which may still receive announcements
+    :ivar announced_before: neighbours by the previous table, which may still receive announcements
     """
 
     is_deaf = False
@@ -56,9 +56,9 @@ class Host(virtual_host.VirtualHost):
         self.lives = 0
         self.attached: set[ids.ImageId] | None = None
         self.is_dead = False
-        self.heard: Callable[[actions.ForwardAnnouncement], None] = lambda heard: None
+        self.on_announcement: Callable[[actions.ForwardAnnouncement], None] = lambda _: None
         self.let_go: Callable[[Sequence[ids.Cid]], None] = lambda cids: None
-        self.told_before: frozenset[ids.HostId] = frozenset()
+        self.announced_before: frozenset[ids.HostId] = frozenset()
         self.start()
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class Host(virtual_host.VirtualHost):
             del self.cache[cid]
         self.came = {name for name in self.came if name[0] in self.cache}
         self.found &= self.cache.keys()
-        self.run_actions(self.core.chunk_evicted(self.world.now, cids))
+        self.run_actions(self.core.chunks_evicted(self.world.now, cids))
         self.let_go(cids)
 
     def attach(self, images: Sequence[ids.ImageId]) -> None:
@@ -160,14 +160,14 @@ class Host(virtual_host.VirtualHost):
         assert isinstance(drop.connection, tuple)
         self.world.break_(self.name, drop.connection[0])
 
-    def _send_announcement(self, tell: actions.SendAnnouncement) -> None:
-        giving_checks.check_tell(self, tell)
+    def _send_announcement(self, announcement: actions.SendAnnouncement) -> None:
+        serving_checks.check_sent(self, announcement)
         for _ in range(self.world.times_of_news()):
-            super()._send_announcement(tell)
+            super()._send_announcement(announcement)
 
-    def _forward_announcement(self, heard: actions.ForwardAnnouncement) -> None:
-        giving_checks.check_heard(self, heard)
-        self.call_later(self.heard, heard)
+    def _forward_announcement(self, announcement: actions.ForwardAnnouncement) -> None:
+        serving_checks.check_received(self, announcement)
+        self.call_later(self.on_announcement, announcement)
 
     def _look_up(self, look_up: actions.LookUpContents) -> None:
         """Look up an image's content; the connection may end meanwhile."""
@@ -196,10 +196,10 @@ class Host(virtual_host.VirtualHost):
         for answer in reply.split_runs():
             if isinstance(answer, actions.SendReferral):
                 host = self.world.host_of(reply.connection)
-                giving_checks.check_referral(self, host, answer.hosts)
+                serving_checks.check_referral(self, host, answer.hosts)
             if isinstance(answer, actions.SendChunk):
                 data = answer.data if answer.data is not None else self.cache[answer.ref.cid]
-                giving_checks.check_given(self, answer, data)
+                serving_checks.check_given(self, answer, data)
         super()._reply(reply)
 
     # Events
@@ -219,5 +219,5 @@ class Host(virtual_host.VirtualHost):
 
     def take_table(self, table: Any, former: Any) -> None:
         """Put another table in force."""
-        self.told_before = giving_checks.neighbours_of(self)
+        self.announced_before = serving_checks.neighbours_of(self)
         super().take_table(table, former)

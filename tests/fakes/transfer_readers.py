@@ -66,7 +66,7 @@ class Reader:
         self._asked: set[int] = set()
         self._lives: list[host_prefetch.HostPrefetch] = []
         self._forget()
-        host.heard, host.let_go = self._on_announcement, self._evict
+        host.on_announcement, host.let_go = self._on_announcement, self._evict
 
     def _forget(self) -> None:
         """Reset the state of chunks: an agent starts."""
@@ -189,9 +189,9 @@ class Reader:
     def _wants(self, numbers: Sequence[int]) -> list[chunk_ref.ChunkRef]:
         return [self.world.chunks[number] for number in numbers]
 
-    def _on_announcement(self, heard: actions.ForwardAnnouncement) -> None:
+    def _on_announcement(self, announcement: actions.ForwardAnnouncement) -> None:
         if self._is_on:
-            self._prefetching.announcement_received(heard.held)
+            self._prefetching.announcement_received(announcement.held)
 
     def _evict(self, cids: Sequence[ids.Cid]) -> None:
         for cid in cids:

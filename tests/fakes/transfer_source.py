@@ -64,8 +64,8 @@ class Source:
     def _tell(
         self, world: Any, host: Any, read: actions.ReadSource, index: int, is_last: bool
     ) -> None:
-        told = [(index, self._what(world, read.refs[index]))]
-        host.run_actions(host.core.source_read_progressed(world.now, read.number, told))
+        reported = [(index, self._what(world, read.refs[index]))]
+        host.run_actions(host.core.source_read_progressed(world.now, read.number, reported))
         if is_last:
             host.run_actions(host.core.source_ended(world.now, read.number))
 

@@ -24,8 +24,8 @@ from acstor_common.model import segments
 from acstor_common.ring import hash_ring
 from acstor_common.wire.peer import peer_request
 from acstor_simulator.model import virtual_host as shells
-from tests.fakes import giving_checks
 from tests.fakes import link_network
+from tests.fakes import serving_checks
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_source
 
@@ -43,7 +43,7 @@ LONGEST_TIMES, LOOK_S = 4, 0.2
 RELAY_S = 5.0
 """The time after which a home reads the source, too, while a guest waits."""
 LANES = 5
-Broken = giving_checks.Broken
+Broken = serving_checks.Broken
 Host = transfer_hosts.Host
 Mode = peer_request.Mode
 
@@ -388,7 +388,7 @@ class World:
 
 def check_host(host: Host) -> None:
     """Check a host's invariants between two events."""
-    giving_checks.check(host)
+    serving_checks.check(host)
     for transfer in host.core.context.transfers.values():
         _check_transfer(host, transfer)
     for peer in host.core.context.peers.list_peers():

@@ -63,7 +63,7 @@ API_CONSTANTS: tuned.Constants = {
     f"{HEALTH}.LATE_S": 2.0,
     f"{HEALTH}.LISTENER_S": 4.0,
     f"{HEALTH}.TROUBLE_S": 2.0,
-    f"{HEALTH}.UNHEARD_S": 4.0,
+    f"{HEALTH}.NO_SAMPLE_S": 4.0,
 }
 AGENT_CONSTANTS: tuned.Constants = {
     tuned.COLLECTION_S: decision.COLLECTION_S,
@@ -78,7 +78,7 @@ LISTENER_CONSTANTS: tuned.Constants = {
 }
 DECISION_CONSTANTS: tuned.Constants = {
     tuned.METRICS_KEPT_S: 0.0,
-    f"{HEALTH}.UNHEARD_S": 4.0,
+    f"{HEALTH}.NO_SAMPLE_S": 4.0,
 }
 MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.deletion_protection.SAMPLE_AGE_S": 4.0}
 LAST_ROUND = "acstor_decision_last_round_timestamp_seconds"

@@ -88,7 +88,7 @@ class Kept:
             with owner.client(holder) as client:
                 client.put(object_names.VaultDisk(owner.name, DISK), chunks)
                 client.put_manifest(object_names.VaultDisk(owner.name, DISK), sealed)
-        self.told = {
+        self.reported = {
             "checkpoint_id": str(uuid.uuid4()),
             "instance_id": INSTANCE,
             "image_id": image_id,
@@ -102,16 +102,16 @@ class Kept:
 
     def attach(self, agent: agents.Agent) -> pathlib.Path:
         """Have the agent attach it as a disk on the image's mirror."""
-        self.mirror = agent.mount_point / "images" / f"{self.told['image_id']}.raw"
-        told = {**self.told, "backing_file": str(self.mirror)}
-        made = agents.request(agent.control_socket, "attach-checkpoint", **told)
+        self.mirror = agent.mount_point / "images" / f"{self.reported['image_id']}.raw"
+        reported = {**self.reported, "backing_file": str(self.mirror)}
+        made = agents.request(agent.control_socket, "attach-checkpoint", **reported)
         assert made["size_bytes"] == CUT.size_bytes
         return pathlib.Path(made["path"])
 
     def recovered(self, agent: agents.Agent) -> dict[str, object]:
         """Return the agent's report on it."""
-        [told] = agents.request(agent.control_socket, "list-restored-disks")["disks"]
-        return told
+        [reported] = agents.request(agent.control_socket, "list-restored-disks")["disks"]
+        return reported
 
     def is_complete(self, agent: agents.Agent) -> bool:
         return bool(self.recovered(agent)["is_complete"])
@@ -176,7 +176,7 @@ def test_read_waits_for_a_vault_that_restarts(tmp_path, images, kept):
 
 
 def test_checkpoint_that_no_vault_holds_cannot_be_attached(tmp_path, images, kept):
-    kept.told["manifest_name"] = "ab" * 32
+    kept.reported["manifest_name"] = "ab" * 32
     with running(tmp_path, images) as agent:
         with pytest.raises(errors.Unusable, match="any holder"):
             kept.attach(agent)
@@ -186,12 +186,12 @@ def test_checkpoint_that_no_vault_holds_cannot_be_attached(tmp_path, images, kep
 def test_disk_is_dropped_only_after_its_last_close(tmp_path, images, kept):
     with running(tmp_path, images) as agent:
         path = kept.attach(agent)
-        drop = {"disk_id": kept.told["checkpoint_id"]}
+        drop = {"disk_id": kept.reported["checkpoint_id"]}
         with path.open("rb"), pytest.raises(errors.Unusable, match="is open"):
             agents.request(agent.control_socket, "drop-disk", **drop)
         agents.request(agent.control_socket, "drop-disk", **drop)
         assert not path.exists()
-        assert not list((tmp_path / "agent").rglob(f"{kept.told['checkpoint_id']}*"))
+        assert not list((tmp_path / "agent").rglob(f"{kept.reported['checkpoint_id']}*"))
 
 
 def test_restored_disk_is_read_only(tmp_path, images, kept):
@@ -206,9 +206,9 @@ def test_restored_disk_is_read_only(tmp_path, images, kept):
 @pytest.mark.parametrize("backing", ["mirror.raw", "/a\nb", "/" + "x" * 1023, "json:{}"])
 def test_invalid_backing_file_is_refused(tmp_path, images, kept, backing):
     with running(tmp_path, images) as agent:
-        told = {**kept.told, "backing_file": backing}
+        reported = {**kept.reported, "backing_file": backing}
         with pytest.raises(errors.Unusable, match=r"not an absolute path|name of a backing file"):
-            agents.request(agent.control_socket, "attach-checkpoint", **told)
+            agents.request(agent.control_socket, "attach-checkpoint", **reported)
         assert agents.request(agent.control_socket, "list-restored-disks")["disks"] == []
 
 
@@ -225,5 +225,5 @@ def test_only_clusters_of_the_checkpoint_are_copied_off_it(tmp_path, images, kep
             local = local_file.LocalFile(file.fileno(), "disk")
             has = list(qcow2.Qcow2(local, may_have_backing=True).iter_changes())
         assert sum(length for _, length, _ in has) <= len(CHANGED) * CHUNK
-        agents.request(agent.control_socket, "drop-disk", disk_id=kept.told["checkpoint_id"])
+        agents.request(agent.control_socket, "drop-disk", disk_id=kept.reported["checkpoint_id"])
         assert content(disk) == truth()

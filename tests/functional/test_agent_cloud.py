@@ -158,7 +158,7 @@ def test_chunks_of_peers_are_readable_while_the_source_is_down(tmp_path, images,
 
 @pytest.mark.parametrize("lie", lying_peer.LIES)
 def test_lying_peer_causes_failovers_and_no_wrong_bytes(tmp_path, images, image_id, lie):
-    with lying_peer.lying("liar", seed=1, lies=[lie]) as peer:
+    with lying_peer.hostile_peer("liar", seed=1, lies=[lie]) as peer:
         options = {"in_ring_only": {"liar": peer.port}, **patient(0.3)}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             assert cloud["h1"].image_path(image_id).read_bytes() == DATA
@@ -238,7 +238,7 @@ def test_agent_applies_changes_of_the_ring_file(tmp_path, images, image_id):
 
 def test_host_that_left_the_ring_is_skipped_by_a_request_in_flight(tmp_path, images, image_id):
     """The first home responds late; the second one has left the ring by then."""
-    with lying_peer.lying("slow", seed=1, lies=[lying_peer.silence]) as slow:
+    with lying_peer.hostile_peer("slow", seed=1, lies=[lying_peer.silence]) as slow:
         ghosts = {"slow": slow.port, "gone": local.unused_port()}
         options = {"in_ring_only": ghosts, **patient(2.2), "variants": "no-read-ahead"}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:

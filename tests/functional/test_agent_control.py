@@ -37,7 +37,7 @@ def connected(agent: agents.Agent):
         yield link
 
 
-def say(agent: agents.Agent, line: bytes) -> dict | None:
+def send(agent: agents.Agent, line: bytes) -> dict | None:
     """Send bytes and return the reply, or None if the agent closes the connection."""
     with connected(agent) as link, link.makefile("rb") as replies:
         link.sendall(line)

@@ -72,9 +72,9 @@ def replies(agent: agents.Agent, **request: str) -> list[dict[str, object]]:
 def test_flattened_disk_is_read_without_source_and_cache(image_id, images, start):
     agent = start(disk_policy="pregather")
     disk_id, path = make(agent, image_id)
-    *told, done = replies(agent, op="flatten", disk_id=disk_id)
+    *reported, done = replies(agent, op="flatten", disk_id=disk_id)
     assert done["result"]["done_bytes"] == done["result"]["fetched_bytes"] == needed_bytes()
-    assert told and {one["total_bytes"] for one in told} == {needed_bytes()}
+    assert reported and {one["total_bytes"] for one in reported} == {needed_bytes()}
     assert agent.status()["disk_io"]["streams"][f"fill:flatten {disk_id}"]["bytes"] > 5 * MIB // 2
     agent.stop()
     lose(images, image_id)
@@ -89,8 +89,8 @@ def test_flatten_fetches_a_deleted_image_from_peers(tmp_path, image_id, images):
         assert cloud["h1"].image_path(image_id).read_bytes() == DATA
         disk_id, path = make(cloud["h2"], image_id)
         lose(images, image_id)
-        told = json.loads(cloud["h2"].ctl("--json", "flatten", disk_id))
-        assert (told["done_bytes"], told["failed_bytes"]) == (needed_bytes(), 0)
+        reported = json.loads(cloud["h2"].ctl("--json", "flatten", disk_id))
+        assert (reported["done_bytes"], reported["failed_bytes"]) == (needed_bytes(), 0)
         cloud["h1"].stop()
         assert path.read_bytes() == TRUTH
 

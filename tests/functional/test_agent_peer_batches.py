@@ -27,7 +27,7 @@ def image_id(images):
     return images.add(DATA)
 
 
-class Giver:
+class HostileServer:
     """A host that serves right bytes, except one chunk of its first long batch.
 
     :ivar batches: number of chunks in each request
@@ -62,13 +62,13 @@ def failed_reads(cloud, image_id):
 def test_wrong_chunk_in_a_batch_backs_its_sender_off_and_keeps_the_others(
     tmp_path, images, image_id
 ):
-    giver = Giver(is_liar=True)
-    with lying_peer.answering("liar", giver.answer) as peer:
+    server = HostileServer(is_liar=True)
+    with lying_peer.answering("liar", server.answer) as peer:
         options = {"in_ring_only": {"liar": peer.port}, "variants": "no-hedges"}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             assert cloud["h1"].image_path(image_id).read_bytes() == DATA
             exchange = cloud["h1"].status()["exchange"]
-            assert giver.lies, giver.batches
+            assert server.lies, server.batches
             assert exchange["invalid_chunks"] == 1 and exchange["in_backoff"]["liar"] > 10
             assert "liar is in backoff" in cloud["h1"].log()
             assert failed_reads(cloud, image_id) == 0
@@ -77,10 +77,10 @@ def test_wrong_chunk_in_a_batch_backs_its_sender_off_and_keeps_the_others(
             assert exchange["source_bytes"] + got == len(DATA)
 
 
-@pytest.mark.parametrize("stays", [True, False], ids=["homes move", "the giver leaves"])
+@pytest.mark.parametrize("stays", [True, False], ids=["homes move", "the server leaves"])
 def test_ring_change_before_the_response_fails_no_read(tmp_path, images, image_id, stays):
-    giver = Giver()
-    with lying_peer.answering("h9", giver.answer) as peer:
+    server = HostileServer()
+    with lying_peer.answering("h9", server.answer) as peer:
         ghosts = {"h9": peer.port}
         patient = {tuned.PEER_SILENCE_S: 8.0}
         options = {"in_ring_only": ghosts, "variants": "no-hedges", "constants": patient}
@@ -90,18 +90,18 @@ def test_ring_change_before_the_response_fails_no_read(tmp_path, images, image_i
             def read(name):
                 got[name] = cloud[name].image_path(image_id).read_bytes() == DATA
 
-            giver.may_answer.clear()
+            server.may_answer.clear()
             readers = [threading.Thread(target=read, args=(name,)) for name in ("h1", "h2")]
             for reader in readers:
                 reader.start()
-            hosts.wait_until(lambda: giver.batches, "a batch that waits for its answer")
+            hosts.wait_until(lambda: server.batches, "a batch that waits for its answer")
             weights = {"h1": 300, "h2": 300, "h9": 5}
             ports = {**cloud.ports, **(ghosts if stays else {})}
             hosts.write_ring(cloud.ring_file, ports, epoch=2, vnodes=weights)
             hosts.wait_until(
                 lambda: {s["ring"]["epoch"] for s in cloud.statuses().values()} == {2}, "the table"
             )
-            giver.may_answer.set()
+            server.may_answer.set()
             for reader in readers:
                 reader.join(30)
             assert got == {"h1": True, "h2": True} and failed_reads(cloud, image_id) == 0
@@ -146,12 +146,12 @@ def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
         cloud["h3"].wait_ready()
         more = images.add(local.random_bytes(4 * MIB, seed=6))
 
-        def is_asked():
+        def has_requests():
             cloud["h1"].ctl("attach", more)
             cloud["h1"].image_path(more).read_bytes()
             return cloud["h3"].status()["exchange"]["served_chunks"] > 0
 
-        hosts.wait_until(is_asked, "what the host of the same version gives again", 30)
+        hosts.wait_until(has_requests, "what the host of the same version gives again", 30)
 
 
 def test_host_that_is_paused_repeatedly_puts_no_peer_in_backoff(tmp_path, images, image_id):

@@ -12,8 +12,8 @@ from acstor_common.model import geometry
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import qcow2_images
+from tests.functional import test_agent_fully_cached as keeping
 from tests.functional import test_agent_reading as reading
-from tests.functional import test_agent_whole as keeping
 
 pytestmark = [
     hosts.needs_fuse,

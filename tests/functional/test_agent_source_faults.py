@@ -117,8 +117,8 @@ def test_permanent_refusal_is_logged_and_reported_until_it_ends(web, start, beha
     agent = begin(start, server)
     for _ in range(2):
         assert errno_of(os.stat, agent.image_path(image_id)) == errno.EIO
-    told = agent.status()["faults"][f"source {server.url}"]
-    assert remedy in told["why"]
+    reported = agent.status()["faults"][f"source {server.url}"]
+    assert remedy in reported["why"]
     warned = [line for line in agent.log().splitlines() if "Source " in line and remedy in line]
     assert [" WARNING " in line for line in warned] == [True]
     server.always = http_server.status(404)

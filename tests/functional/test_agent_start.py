@@ -208,18 +208,18 @@ def test_second_agent_sharing_a_resource_of_the_first_is_refused(tmp_path, image
 
 def test_agent_notifies_its_service_manager_once_it_serves(tmp_path, images):
     manager = tmp_path / "notify"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(manager))
-        told.settimeout(10)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reported:
+        reported.bind(str(manager))
+        reported.settimeout(10)
         config_file = hosts.configure(tmp_path / "h1", {})
         argv = [agents.BIN / "acstor-agent", "--config-file", config_file]
         environment = {**os.environ, "NOTIFY_SOCKET": str(manager)}
         with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as agent:
             try:
-                words = [told.recv(100)]
+                words = [reported.recv(100)]
                 while words[-1] != b"READY=1":  # it stores its connection with the manager first
                     assert words[-1].startswith(b"FDSTORE=1")
-                    words.append(told.recv(100))
+                    words.append(reported.recv(100))
                 assert sorted(os.listdir(tmp_path / "h1" / "mirror")) == ["disks", "images"]
             finally:
                 agent.terminate()

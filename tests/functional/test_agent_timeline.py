@@ -87,13 +87,13 @@ def test_boot_timeline_shows_the_origins_of_its_bytes(images, image_id, start, t
     assert sum(share.took_s for share in boot_chart.shares(boot)) == pytest.approx(boot.last_s)
     shown = agent.ctl("timeline", SERVER)
     assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown
-    told = boot_phases_told(port, image_id)
-    assert told == pytest.approx(
+    reported = exported_boot_phases(port, image_id)
+    assert reported == pytest.approx(
         {phase: seconds for phase, seconds in boot_phases.durations(boot).items()}
     )
 
 
-def boot_phases_told(port: int, image_id: str) -> dict[str, float]:
+def exported_boot_phases(port: int, image_id: str) -> dict[str, float]:
     """Return the seconds of each phase of an image's only boot, as exported to Prometheus."""
     with urllib.request.urlopen(f"http://{local.LOOPBACK}:{port}/metrics", timeout=10) as answer:
         text = answer.read().decode()

@@ -87,13 +87,13 @@ while True:
     if os.pread(mirror, 65536, at) != os.pread(same, 65536, at):
         sys.exit("other bytes at %d" % at)
     reads += 1
-    with open("/run/reads.new", "w") as told:
-        told.write(str(reads))
+    with open("/run/reads.new", "w") as reported:
+        reported.write(str(reads))
     os.replace("/run/reads.new", "/run/reads")
 """
 
 
-class Place:
+class Testbed:
     """Three hosts, their inventory, and a cloud around them."""
 
     def __init__(self, lab, control, machines, packages, hosts_file):
@@ -204,7 +204,7 @@ def prepare(name, machine):
 
 
 @pytest.fixture(scope="module")
-def place(image_services, tmp_path_factory):
+def testbed(image_services, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ansible")
     try:
         packages = debian_root.built("trixie")
@@ -220,147 +220,147 @@ def place(image_services, tmp_path_factory):
             control.run(documents.section("install/ansible.rst", "Enabling compute hosts")[:-1])
             hosts_file = inventory(image_services, reached, packages)
             control.edit(hosts_file)
-            yield Place(image_services, control, machines, packages, hosts_file)
+            yield Testbed(image_services, control, machines, packages, hosts_file)
     except errors.Unusable as e:
         pytest.skip(str(e))
 
 
 @pytest.fixture(scope="module")
-def image_id(place):
+def image_id(testbed):
     """Return an image that the role's listener has prepared."""
-    uploaded = uploads.Images(place.lab)
+    uploaded = uploads.Images(testbed.lab)
     made = uploaded.upload(DATA)
     uploaded.wait_state(made)
     yield made
     uploaded.clean_up()
 
 
-def test_check_mode_changes_nothing_on_clean_hosts(place):
-    played = place.play(place.enable, "--check")
+def test_check_mode_changes_nothing_on_clean_hosts(testbed):
+    played = testbed.play(testbed.enable, "--check")
     assert not played.failed, played.said
     assert min(played.changed.values()) > 0
     for name in ADDRESSES:
-        assert not place.is_there(name, "/etc/apt/sources.list.d/acstor.list")
-        assert not place.is_there(name, "/etc/acstor")
+        assert not testbed.is_there(name, "/etc/apt/sources.list.d/acstor.list")
+        assert not testbed.is_there(name, "/etc/acstor")
 
 
-def test_failed_canary_leaves_the_other_hosts_unchanged(place):
+def test_failed_canary_leaves_the_other_hosts_unchanged(testbed):
     wrong = ("-e", "acstor_agent_password=wrong", "-e", "acstor_joins_within_s=9")
-    played = place.play(place.enable, *wrong)
+    played = testbed.play(testbed.enable, *wrong)
     assert played.failed == {"compute1"}, played.said
     assert "Keystone refuses the credentials" in played.said, played.said
-    assert not place.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
+    assert not testbed.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
 
 
-def test_canary_is_enabled_alone(place):
-    played = place.play(place.enable_canary)
+def test_canary_is_enabled_alone(testbed):
+    played = testbed.play(testbed.enable_canary)
     assert not played.failed, played.said
-    assert place.ring("compute1") == {"compute1"}
-    assert not place.play(CHECK, "--limit", "acstor_canary").failed
-    assert not place.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
+    assert testbed.ring("compute1") == {"compute1"}
+    assert not testbed.play(CHECK, "--limit", "acstor_canary").failed
+    assert not testbed.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
 
 
-def test_next_run_enables_the_other_hosts(place):
-    played = place.play(place.enable)
+def test_next_run_enables_the_other_hosts(testbed):
+    played = testbed.play(testbed.enable)
     assert not played.failed, played.said
     assert played.changed["compute1"] == 0, played.said
     for name in COMPUTES:
-        assert place.ring(name) == set(COMPUTES)
-        assert place.images_type(name) == "acstor"
-        assert place.run(name, "stat -c '%a %U' /etc/acstor/acstor-agent.conf") == "600 root\n"
-        place.run(name, "acstor-nova-manage check")
-    assert not place.play(CHECK).failed
+        assert testbed.ring(name) == set(COMPUTES)
+        assert testbed.images_type(name) == "acstor"
+        assert testbed.run(name, "stat -c '%a %U' /etc/acstor/acstor-agent.conf") == "600 root\n"
+        testbed.run(name, "acstor-nova-manage check")
+    assert not testbed.play(CHECK).failed
 
 
-def test_mirrors_equal_the_image(place, image_id):
+def test_mirrors_equal_the_image(testbed, image_id):
     for name in COMPUTES:
-        place.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+        testbed.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--check",)], ids=["again", "check mode"])
-def test_second_run_changes_nothing(place, arguments):
-    played = place.play(place.enable, *arguments)
+def test_second_run_changes_nothing(testbed, arguments):
+    played = testbed.play(testbed.enable, *arguments)
     assert not played.failed, played.said
     assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said
 
 
-def test_check_names_a_host_whose_agent_is_stopped(place):
-    place.run("compute2", "systemctl stop acstor-agent")
-    played = place.play(CHECK, "-e", "acstor_joins_within_s=3")
+def test_check_names_a_host_whose_agent_is_stopped(testbed):
+    testbed.run("compute2", "systemctl stop acstor-agent")
+    played = testbed.play(CHECK, "-e", "acstor_joins_within_s=3")
     assert played.failed == {"compute2"}, played.said
-    place.run("compute2", "systemctl start acstor-agent")
-    assert not place.play(CHECK).failed
+    testbed.run("compute2", "systemctl start acstor-agent")
+    assert not testbed.play(CHECK).failed
 
 
-def test_agent_alone_is_installed_and_removed_on_debian_12(place, image_id, tmp_path):
+def test_agent_alone_is_installed_and_removed_on_debian_12(testbed, image_id, tmp_path):
     packages = debian_root.built("bookworm")
     with booted(tmp_path, [OLD], "bookworm", OLD_ROOT_PACKAGES) as machines:
-        machine = place.machines[OLD] = machines[OLD]
-        reached = ansible_control.serve_ssh(machine, OLD_ADDRESS, place.control.key)
+        machine = testbed.machines[OLD] = machines[OLD]
+        reached = ansible_control.serve_ssh(machine, OLD_ADDRESS, testbed.control.key)
         words = {"acstor_nova": False, "acstor_packages": str(packages)}
-        changed = copy.deepcopy(place.inventory)
+        changed = copy.deepcopy(testbed.inventory)
         changed["acstor_computes"]["hosts"][OLD] = reached | own(OLD_ADDRESS) | words
-        place.control.edit(changed)
+        testbed.control.edit(changed)
         for changes in (True, False):
-            played = place.play(place.enable, "--limit", OLD)
+            played = testbed.play(testbed.enable, "--limit", OLD)
             assert not played.failed and bool(played.changed[OLD]) == changes, played.said
-        assert place.ring(OLD) == {*COMPUTES, OLD}
-        place.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
-        assert not place.play(place.remove, "--limit", OLD).failed
-        assert not place.run(OLD, FIND)
-    del place.machines[OLD]
-    place.control.edit(place.inventory)
+        assert testbed.ring(OLD) == {*COMPUTES, OLD}
+        testbed.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+        assert not testbed.play(testbed.remove, "--limit", OLD).failed
+        assert not testbed.run(OLD, FIND)
+    del testbed.machines[OLD]
+    testbed.control.edit(testbed.inventory)
 
 
-def test_upgrade_fails_no_read(place, image_id):
+def test_upgrade_fails_no_read(testbed, image_id):
     for name in COMPUTES:
         reader = f"python3 /root/reader {MIRROR}/images/{image_id}.raw /srv/same"
-        place.run(name, f"systemd-run --quiet --unit=reader {reader}")
-    before = {name: (place.version(name), place.agent_pid(name)) for name in COMPUTES}
-    played = place.play(place.enable, "-e", f"acstor_packages={place.packages / 'next'}")
+        testbed.run(name, f"systemd-run --quiet --unit=reader {reader}")
+    before = {name: (testbed.version(name), testbed.agent_pid(name)) for name in COMPUTES}
+    played = testbed.play(testbed.enable, "-e", f"acstor_packages={testbed.packages / 'next'}")
     assert not played.failed, played.said
     for name in COMPUTES:
         version, pid = before[name]
-        assert place.version(name) == version.removesuffix("-1") + "-2"
-        assert place.agent_pid(name) not in ("0", pid)
-        reads = int(place.run(name, "cat /run/reads"))
+        assert testbed.version(name) == version.removesuffix("-1") + "-2"
+        assert testbed.agent_pid(name) not in ("0", pid)
+        reads = int(testbed.run(name, "cat /run/reads"))
         runs.wait_for(
-            lambda name=name, reads=reads: int(place.run(name, "cat /run/reads")) > reads,
+            lambda name=name, reads=reads: int(testbed.run(name, "cat /run/reads")) > reads,
             DEADLINE_S,
             "reads after the upgrade",
-            lambda name=name: place.run(name, "systemctl status reader || true"),
+            lambda name=name: testbed.run(name, "systemctl status reader || true"),
         )
-        place.run(name, "systemctl is-active reader")
-    assert place.version("controller1", "acstor-decision").endswith("-2")
+        testbed.run(name, "systemctl is-active reader")
+    assert testbed.version("controller1", "acstor-decision").endswith("-2")
 
 
-def test_disable_playbook_resets_nova_and_keeps_the_agents(place):
-    played = place.play(place.disable)
+def test_disable_playbook_resets_nova_and_keeps_the_agents(testbed):
+    played = testbed.play(testbed.disable)
     assert not played.failed, played.said
     for name in COMPUTES:
-        assert place.images_type(name) == "default"
-        place.run(name, "systemctl is-active acstor-agent reader")
-    assert set(place.play(place.disable).changed.values()) == {0}
-    assert set(place.play(place.disable, "--check").changed.values()) == {0}
+        assert testbed.images_type(name) == "default"
+        testbed.run(name, "systemctl is-active acstor-agent reader")
+    assert set(testbed.play(testbed.disable).changed.values()) == {0}
+    assert set(testbed.play(testbed.disable, "--check").changed.values()) == {0}
 
 
-def test_removal_is_refused_on_a_host_whose_guests_read_mirrors(place):
-    played = place.play(place.remove, "--limit", "compute1")
+def test_removal_is_refused_on_a_host_whose_guests_read_mirrors(testbed):
+    played = testbed.play(testbed.remove, "--limit", "compute1")
     assert played.failed == {"compute1"}
     assert "guests of this host read images" in played.said, played.said
-    place.run("compute1", "systemctl is-active acstor-agent reader")
+    testbed.run("compute1", "systemctl is-active acstor-agent reader")
     for name in COMPUTES:
-        place.run(name, "systemctl stop reader")
+        testbed.run(name, "systemctl stop reader")
 
 
-def test_removal_leaves_only_files_left_by_design(place):
-    played = place.play(place.remove)
+def test_removal_leaves_only_files_left_by_design(testbed):
+    played = testbed.play(testbed.remove)
     assert not played.failed, played.said
     for name in ADDRESSES:
-        left = set(place.run(name, FIND).split())
+        left = set(testbed.run(name, FIND).split())
         assert left <= LEFT_BY_DESIGN
-        assert "acstor" not in place.run(name, "systemctl list-units --all 'acstor*' --no-legend")
-        assert "acstor" not in place.run(name, "cat /proc/self/mounts")
-        assert "acstor" not in place.run(name, "dpkg-query --list | grep ^ii || true")
-    played = place.play(place.remove)
+        assert "acstor" not in testbed.run(name, "systemctl list-units --all 'acstor*' --no-legend")
+        assert "acstor" not in testbed.run(name, "cat /proc/self/mounts")
+        assert "acstor" not in testbed.run(name, "dpkg-query --list | grep ^ii || true")
+    played = testbed.play(testbed.remove)
     assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said

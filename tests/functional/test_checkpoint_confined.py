@@ -37,13 +37,13 @@ if how == "clear":
     sys.exit()
 with domain.export_snapshot(BITMAP, "", folder) as moment:
     scratch, = folder.glob("*.scratch")
-    told = {
+    reported = {
         "socket": moment.export.path,
         "is_socket": pathlib.Path(moment.export.path).is_socket(),
         "scratch": str(scratch),
         "xml": domain._domain.XMLDesc(),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(reported), flush=True)
     if how == "kill":
         os._exit(0)
 """
@@ -100,9 +100,9 @@ def other(xml):
 def test_domain_profile_allows_only_its_own_socket_and_scratch_file(host, guest, tmp_path):
     folder = tmp_path / "sockets"
     folder.mkdir()
-    told = take(host, guest, folder, "take")
-    xml, socket, scratch = told["xml"], told["socket"], told["scratch"]
-    assert told["is_socket"]
+    reported = take(host, guest, folder, "take")
+    xml, socket, scratch = reported["xml"], reported["socket"], reported["scratch"]
+    assert reported["is_socket"]
     assert allows(rules(xml), socket, "rw")
     assert not allows(rules(other(xml)), socket, "w")
     assert not allows(rules(xml), scratch, "w")  # libvirt adds it for the time of the backup
@@ -129,8 +129,8 @@ def test_profile_with_these_rules_compiles(host, guest, tmp_path):
 def test_job_and_socket_of_a_killed_daemon_are_cleared(host, guest, tmp_path):
     folder = tmp_path / "sockets"
     folder.mkdir()
-    told = take(host, guest, folder, "kill")
-    seen = pathlib.Path(f"/proc/{host.pid}/root{told['socket']}")
+    reported = take(host, guest, folder, "kill")
+    seen = pathlib.Path(f"/proc/{host.pid}/root{reported['socket']}")
     assert seen.exists() and list(folder.iterdir())
     assert take(host, guest, folder, "clear") == {"has_job": False}
     assert not seen.exists() and list(folder.iterdir()) == []

@@ -77,7 +77,7 @@ class Cloud:
         self.instances: list[decision.Instance] = []
         self.image: ids.ImageId
 
-    def say_switches(self, *busy_levels: int) -> None:
+    def report_switch_loads(self, *busy_levels: int) -> None:
         """Say which levels of switches are busy, of the three that there are."""
         levels = [[{"traffic": float(level in busy_levels), "capacity": 1}] for level in range(3)]
         self.switches.write_text(json.dumps({"levels": levels}))
@@ -107,8 +107,8 @@ class Cloud:
 
     def exchanged(self) -> tuple[int, int]:
         """Return the bytes that hosts read from the source, and took as homes from other homes."""
-        told = [agent.status()["exchange"] for agent in self.agents.values()]
-        return sum(e["source_bytes"] for e in told), sum(e["relayed_bytes"] for e in told)
+        reported = [agent.status()["exchange"] for agent in self.agents.values()]
+        return sum(e["source_bytes"] for e in reported), sum(e["relayed_bytes"] for e in reported)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         return self.maria.execute(text, database="decision")
@@ -129,11 +129,11 @@ class Cloud:
         """Wait until every host has been heard so many times more."""
         seen = dict(self.query("SELECT host, COUNT(*) FROM traffic GROUP BY host"))
 
-        def heard() -> bool:
+        def has_collected() -> bool:
             now = dict(self.query("SELECT host, COUNT(*) FROM traffic GROUP BY host"))
             return all(now.get(host, 0) >= seen.get(host, 0) + count for host in self.agents)
 
-        wait(heard, f"{count} collections", self.logs)
+        wait(has_collected, f"{count} collections", self.logs)
 
     def wait_followed(self, above: int) -> int:
         """Wait until all hosts have one table with an epoch above this one; return it."""
@@ -187,7 +187,7 @@ def cloud(
         door = stack.enter_context(relay.Relay(net.source, rabbitmq.port))
         made = Cloud(net, rabbitmq, mariadb, images, folder / "switches.json")
         made.image = images.add(IMAGE)
-        made.say_switches()
+        made.report_switch_loads()
         for name in ("one", "two"):
             instance = decision.Instance(
                 folder,
@@ -269,7 +269,7 @@ def test_hosts_join_with_even_shares(cloud: Cloud) -> None:
 
 
 @pytest.fixture
-def stranger(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
+def outsider(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
     """Somebody who may talk to the broker and is no agent."""
     cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
@@ -280,17 +280,17 @@ def stranger(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
     cfg.CONF.reset()
 
 
-def test_get_ring_returns_the_table_in_force(cloud: Cloud, stranger: Any) -> None:
-    told = decision_messages.decode(stranger.call({}, "get_ring"), decision_messages.RingTable)
-    assert set(cloud.epochs().values()) == {told.epoch}
-    assert [host.host for host in hash_ring.decode(told.table.encode(), "table").hosts] == list(
+def test_get_ring_returns_the_table_in_force(cloud: Cloud, outsider: Any) -> None:
+    reported = decision_messages.decode(outsider.call({}, "get_ring"), decision_messages.RingTable)
+    assert set(cloud.epochs().values()) == {reported.epoch}
+    assert [host.host for host in hash_ring.decode(reported.table.encode(), "table").hosts] == list(
         PLACES
     )
 
 
-def test_malformed_and_forged_samples_are_refused(cloud: Cloud, stranger: Any) -> None:
+def test_malformed_and_forged_samples_are_refused(cloud: Cloud, outsider: Any) -> None:
     before, leader = cloud.epochs(), cloud.instances[0]
-    to_all = stranger.prepare(fanout=True)
+    to_all = outsider.prepare(fanout=True)
     forged = msgspec.structs.replace(
         decision_databases.sample("h9", sent_s=time.time()),
         address=f"10.0.0.1:{agents.PEER_PORT}",  # that of h1
@@ -318,7 +318,7 @@ def test_malformed_and_forged_samples_are_refused(cloud: Cloud, stranger: Any) -
 
 
 def test_enrolled_host_can_lie_about_itself_only(
-    cloud: Cloud, stranger: Any, tmp_path: pathlib.Path
+    cloud: Cloud, outsider: Any, tmp_path: pathlib.Path
 ) -> None:
     """A compromised host: it has a certificate, so its own samples are believed."""
     leader = cloud.instances[0]
@@ -331,29 +331,29 @@ def test_enrolled_host_can_lie_about_itself_only(
         msgspec.structs.replace(honest, host="h1", address="10.0.0.99:7201"),
         msgspec.structs.replace(honest, address=at_h1, started_s=time.time()),
     )
-    to_all = stranger.prepare(fanout=True)
+    to_all = outsider.prepare(fanout=True)
     for lie in lies:
         sent = decision_messages.encode(
             signed_messages.sign_payload(lie, signing.SAMPLE, *identity)
         )
         to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=sent)
-    for told in (
+    for reported in (
         "a sample of h1 is rejected: it is signed by h9",
         f"h9: sample 1 is refused: taken_address ({at_h1})",
     ):
-        wait(lambda told=told: told in leader.log(), told, cloud.logs)  # type: ignore[misc]
+        wait(lambda reported=reported: reported in leader.log(), reported, cloud.logs)  # type: ignore[misc]
     cloud.wait_collections(2)
     assert cloud.table() == before
     [(address,)] = cloud.query("SELECT address FROM hosts WHERE host = 'h1'")
     assert address == at_h1
 
 
-def test_forged_table_on_the_broker_is_refused(cloud: Cloud, stranger: Any) -> None:
+def test_forged_table_on_the_broker_is_refused(cloud: Cloud, outsider: Any) -> None:
     before = cloud.epochs()
     hosts_ = (hash_ring.RingHost("h3", f"10.0.0.3:{agents.PEER_PORT}", 100),)
     text = hash_ring.encode(hash_ring.Ring(before["h1"] + 5, hosts_)).decode()
     other = signed_messages.signature_of(signing.TABLE, text.encode(), signing.new_key())
-    to_agents = stranger.prepare(topic=decision_messages.AGENT_TOPIC, fanout=True)
+    to_agents = outsider.prepare(topic=decision_messages.AGENT_TOPIC, fanout=True)
     for signature in ("", other):
         table = decision_messages.RingTable(before["h1"] + 5, text, signature)
         to_agents.cast(
@@ -424,10 +424,10 @@ def test_each_rack_fetches_one_copy_and_the_source_is_read_once(cloud: Cloud) ->
 
 
 def test_busy_switches_keep_requests_of_homes_below_them(cloud: Cloud) -> None:
-    cloud.say_switches(2)
+    cloud.report_switch_loads(2)
     with reading(cloud):
         wait(lambda: cloud.thresholds() == {(1, 2)}, "thresholds", cloud.logs)
-        cloud.say_switches()
+        cloud.report_switch_loads()
         wait(lambda: cloud.thresholds() == {NEAR}, "the usual thresholds", cloud.logs)
 
 

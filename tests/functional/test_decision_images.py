@@ -369,7 +369,7 @@ def test_task_lost_with_the_broker_is_sent_again(where, cloud: Cloud) -> None:
     lab, path = cloud.lab, f"/v1/images/{cloud.image_id}"
     asking = adapter.Adapter(lab.session("admin"), **API)
 
-    def told() -> dict[str, int]:
+    def reported() -> dict[str, int]:
         found = asking.get(f"{path}/hosts").json()["hosts"]
         return {host["host"]: host["task"]["request"] for host in found if host["task"]}
 
@@ -378,10 +378,10 @@ def test_task_lost_with_the_broker_is_sent_again(where, cloud: Cloud) -> None:
         lab.rabbitmq.start()
         lab.rabbitmq.wait_ready()
         asked = asking.post(f"{path}/pre-seed", json={"hosts": where}).json()
-    assert asked["request"] not in told().values()
+    assert asked["request"] not in reported().values()
     runs.wait_for(
         lambda: (
-            {host for host, request in told().items() if request == asked["request"]}
+            {host for host, request in reported().items() if request == asked["request"]}
             == set(asked["hosts"])
         ),
         DEADLINE_S,

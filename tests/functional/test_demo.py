@@ -43,5 +43,5 @@ def test_remap_moves_requests_away_from_the_busy_host(tmp_path) -> None:
     before, _, after = result.phases
     assert after.given_share < before.given_share
     assert all(phase.reads for phase in (before, after))
-    assert {giver for giver, _ in given} == {"h1", "h2", "h3"}
+    assert {sender for sender, _ in given} == {"h1", "h2", "h3"}
     assert any("h1 sends 38 Mbit/s" in words for words in said)

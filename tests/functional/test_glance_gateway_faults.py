@@ -214,19 +214,19 @@ def test_debug_log_contains_no_secret(place, web, tmp_path):
         def sections(self) -> ini.Sections:
             return ini.merged(super().sections(), {"DEFAULT": {"debug": True}})
 
-    told = Talkative(place.lab, tmp_path)
-    told.start()
+    reported = Talkative(place.lab, tmp_path)
+    reported.start()
     try:
-        told.wait_ready()
+        reported.wait_ready()
         for store in ("fs", "s3", "swift"):
             image_id = place.upload(store)
             token = place.token("acstor")
-            assert place.read(image_id, token=token, at=told).status_code == 206
-            assert token not in told.log()
+            assert place.read(image_id, token=token, at=reported).status_code == 206
+            assert token not in reported.log()
         place.s3(f"s3.delete_object(Bucket='images', Key='{place.upload('s3')}')")
-        place.read(image_id, token="forged-token", at=told)
-        assert " DEBUG swiftclient" in told.log()  # the debug log has more than other logs
-        assert api.PASSWORD not in told.log()
-        assert "forged-token" not in told.log()
+        place.read(image_id, token="forged-token", at=reported)
+        assert " DEBUG swiftclient" in reported.log()  # the debug log has more than other logs
+        assert api.PASSWORD not in reported.log()
+        assert "forged-token" not in reported.log()
     finally:
-        told.stop()
+        reported.stop()

@@ -98,14 +98,14 @@ class World:
             images_per_pass=self.images_per_pass,
         )
 
-    def tell(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
+    def report_images(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
         """Store a sample of host n's images."""
         now_s = time.time()
-        told = [
+        reported = [
             samples.sample(n, sent_s=now_s, images=images)
             for n, images in enumerate(images_of_hosts)
         ]
-        samples.note(self.store, *told)
+        samples.note(self.store, *reported)
 
     def make_pass(self, later_s: float = 0.0) -> None:
         self.now_s += later_s
@@ -184,7 +184,7 @@ def test_images_not_fully_cached_on_a_host_cannot_be_deleted(
     made["stranger's"] = stranger.create_image(
         name="x", data=data, disk_format="raw", container_format="bare"
     ).id
-    world.tell(dict.fromkeys(made.values(), FILLING), dict.fromkeys(made.values(), WHOLE))
+    world.report_images(dict.fromkeys(made.values(), FILLING), dict.fromkeys(made.values(), WHOLE))
     world.make_pass()
     assert {name: world.standing(one) for name, one in made.items()} == dict.fromkeys(
         made, "acstor"
@@ -205,7 +205,7 @@ def test_images_not_fully_cached_on_a_host_cannot_be_deleted(
     world.make_pass()
     changes = [asked for asked in world.images.asked if asked.startswith("protect")]
     assert changes == [f"protect {declined}"]  # a new tag
-    world.tell(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
+    world.report_images(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
     world.make_pass()
     world.make_passes(deletion_protection.UNNEEDED_S - 1)
     assert world.standing(image_id) == "acstor"
@@ -224,7 +224,7 @@ def test_owner_protection_stays_and_an_owner_removal_is_respected(
     world = guarded()
     own, declined = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (72, 73))
     glance.patch(own, "tenant", protected=True)
-    world.tell({own: FILLING, declined: FILLING})
+    world.report_images({own: FILLING, declined: FILLING})
     world.make_pass()
     assert (world.standing(own), world.standing(declined)) == ("others", "acstor")
     glance.patch(declined, "tenant", protected=False)
@@ -251,7 +251,7 @@ def test_owner_protection_stays_and_an_owner_removal_is_respected(
     world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
     assert f"image {declined}: it is no longer in Glance" in caplog.text
-    world.tell({})
+    world.report_images({})
     world.make_passes(deletion_protection.RELIST_S + deletion_protection.UNNEEDED_S)
     assert world.standing(own) == "others"
 
@@ -262,7 +262,7 @@ def test_protection_is_removed_when_the_option_is_off_and_by_purge(
     world = guarded()
     image_id, own = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (74, 75))
     glance.patch(own, "tenant", protected=True)
-    world.tell({image_id: FILLING, own: FILLING})
+    world.report_images({image_id: FILLING, own: FILLING})
     with work_leases.WorkLeases(None, world.state_dir, "protection").lease_image(
         protection_reconciler.ALL_IMAGES
     ):
@@ -323,9 +323,9 @@ def test_refused_images_and_artefacts_do_not_delay_protection_of_others(
     )
     glance.patch(copied, protected=True, tags=other)
     wanted = {image_id: FILLING for image_id in (artefact, *full, copied)}
-    world.tell(wanted)  # a host known for longer
+    world.report_images(wanted)  # a host known for longer
     world.make_pass()
-    world.tell(wanted, {own: FILLING})
+    world.report_images(wanted, {own: FILLING})
 
     def fail(**_: str) -> Iterator[image_record.Image]:
         raise errors.ImageServiceUnreachable("list of images", "it takes too long")
@@ -351,10 +351,10 @@ def test_incomplete_list_of_needed_images_removes_no_protection(
 ) -> None:
     world = guarded()
     image_id = glance.create().id
-    world.tell({image_id: FILLING})
+    world.report_images({image_id: FILLING})
     world.make_pass()
-    told = world.store.needed_images(0.0, 0.0, 0)
-    assert (told.image_ids, told.is_complete) == ([], False)
+    reported = world.store.needed_images(0.0, 0.0, 0)
+    assert (reported.image_ids, reported.is_complete) == ([], False)
     cut = decision_messages.NeededImages([], False, time.time(), 1.0, 3, time.time())
     monkeypatch.setattr(protection_reconciler, "fetch_needed", lambda _: cut)
     world.make_passes(4 * deletion_protection.UNNEEDED_S)
@@ -373,7 +373,7 @@ def test_outage_of_glance_delays_protection_and_a_pass_is_bounded(
     world.images_per_pass = 4
     world.restart()
     made = [glance.create().id for _ in range(6)]
-    world.tell(dict.fromkeys(made, FILLING))
+    world.report_images(dict.fromkeys(made, FILLING))
     glance.lab.glance.stop()
     with pytest.raises(errors.ImageServiceUnreachable):
         world.make_pass()
@@ -391,7 +391,7 @@ def test_outage_of_glance_delays_protection_and_a_pass_is_bounded(
     world.make_passes(deletion_protection.UNNEEDED_S)
     assert world.images.asked == asked  # unchanged: no request
     glance.lab.glance.kill()
-    world.tell({})
+    world.report_images({})
     world.make_pass()  # no request to Glance yet
     world.make_passes(deletion_protection.UNNEEDED_S - 1)
     with pytest.raises(errors.ImageServiceUnreachable):
@@ -400,7 +400,7 @@ def test_outage_of_glance_delays_protection_and_a_pass_is_bounded(
     glance.lab.glance.wait_ready()
     world.make_passes(deletion_protection.RELIST_S + deletion_protection.UNNEEDED_S)
     assert {world.standing(image_id) for image_id in made} == {"free"}
-    world.tell({made[0]: FILLING})
+    world.report_images({made[0]: FILLING})
     world.make_pass()
     world.api.stop()
     with pytest.raises(errors.ImageServiceUnreachable):

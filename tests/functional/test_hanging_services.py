@@ -43,7 +43,7 @@ TIMEOUT_S = 1.0
 FAULTS = ("hang", "refuse")
 
 
-class Place(NamedTuple):
+class Testbed(NamedTuple):
     """An agent whose services are behind proxies, and images that it can read."""
 
     agent: agents.Agent
@@ -62,8 +62,8 @@ class Place(NamedTuple):
 
     def trouble(self, *words: str) -> bool:
         """Return whether one reported fault contains all the words."""
-        told = self.agent.status()["faults"]
-        texts = [f"{what}: {one['why']}" for what, one in told.items()]
+        reported = self.agent.status()["faults"]
+        texts = [f"{what}: {one['why']}" for what, one in reported.items()]
         return any(all(word in text for word in words) for text in texts)
 
     def wait_trouble(self, *words: str) -> None:
@@ -119,7 +119,7 @@ def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
     """One agent for all tests of the module; each test leaves it without faults."""
     tmp_path = tmp_path_factory.mktemp("agent")
     tester, data, images = prepared
@@ -148,56 +148,56 @@ def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         agent = stack.enter_context(starting)
         agent.wait_ready()
         unread = iter(range(9, len(data) // uploads.CHUNK))
-        found = Place(agent, keystone, glance, rabbitmq, lab, data, images, unread)
+        found = Testbed(agent, keystone, glance, rabbitmq, lab, data, images, unread)
         agents.request(agent.control_socket, "attach-image", image_id=images[0])
         found.check_cached()
         yield found
 
 
 @pytest.fixture
-def place(running: Place) -> Iterator[Place]:
+def testbed(running: Testbed) -> Iterator[Testbed]:
     yield running
     for proxy in (running.keystone, running.glance, running.rabbitmq):
         proxy.pass_on()
 
 
 def check_waits(
-    place: Place, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
+    testbed: Testbed, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
 ) -> None:
     """Check that a read waits for a reported service and other reads do not; end the fault."""
-    place.wait_trouble(proxy.url, "[source_glance], as acstor")
-    place.check_cached()
+    testbed.wait_trouble(proxy.url, "[source_glance], as acstor")
+    testbed.check_cached()
     assert not waiting.done()
     proxy.pass_on()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_glance_is_reported_and_reads_wait(place: Place, fault: str) -> None:
-    path, chunk_no = place.agent.image_path(place.images[0]), next(place.unread)
+def test_hung_or_refusing_glance_is_reported_and_reads_wait(testbed: Testbed, fault: str) -> None:
+    path, chunk_no = testbed.agent.image_path(testbed.images[0]), next(testbed.unread)
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
-        getattr(place.glance, fault)()
+        getattr(testbed.glance, fault)()
         waiting = guest.submit(read, path, chunk_no)
-        check_waits(place, waiting, place.glance)
-        assert waiting.result(WAIT_S) == place.chunk(chunk_no)
-    place.wait_no_trouble()
+        check_waits(testbed, waiting, testbed.glance)
+        assert waiting.result(WAIT_S) == testbed.chunk(chunk_no)
+    testbed.wait_no_trouble()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_keystone_is_reported_and_reads_wait(place: Place, fault: str) -> None:
-    agent, chunk_no = place.agent, next(place.unread)
+def test_hung_or_refusing_keystone_is_reported_and_reads_wait(testbed: Testbed, fault: str) -> None:
+    agent, chunk_no = testbed.agent, next(testbed.unread)
     agent.stop()
-    getattr(place.keystone, fault)()
+    getattr(testbed.keystone, fault)()
     agent.start()  # it authenticates again
     agent.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
-        waiting = guest.submit(read, agent.image_path(place.images[0]), chunk_no)
-        check_waits(place, waiting, place.keystone)
-        assert waiting.result(WAIT_S) == place.chunk(chunk_no)
-    place.wait_no_trouble()
+        waiting = guest.submit(read, agent.image_path(testbed.images[0]), chunk_no)
+        check_waits(testbed, waiting, testbed.keystone)
+        assert waiting.result(WAIT_S) == testbed.chunk(chunk_no)
+    testbed.wait_no_trouble()
 
 
-def test_keystone_that_refuses_the_user_is_reported(place: Place) -> None:
-    agent, admin = place.agent, accounts.connect(place.lab.keystone.auth_url).identity
+def test_keystone_that_refuses_the_user_is_reported(testbed: Testbed) -> None:
+    agent, admin = testbed.agent, accounts.connect(testbed.lab.keystone.auth_url).identity
     agent.stop()
     user = admin.find_user("acstor", ignore_missing=False)
     admin.update_user(user, enabled=False)
@@ -205,24 +205,24 @@ def test_keystone_that_refuses_the_user_is_reported(place: Place) -> None:
         agent.start()
         agent.wait_ready()
         with pytest.raises(errors.Unusable, match="refuses the credentials"):
-            agents.request(agent.control_socket, "attach-image", image_id=place.images[1])
-        place.wait_trouble("HTTP 401", f"[source_glance], as acstor at {place.keystone.url}")
-        place.check_cached()
+            agents.request(agent.control_socket, "attach-image", image_id=testbed.images[1])
+        testbed.wait_trouble("HTTP 401", f"[source_glance], as acstor at {testbed.keystone.url}")
+        testbed.check_cached()
     finally:
         admin.update_user(user, enabled=True)
-    agents.request(agent.control_socket, "attach-image", image_id=place.images[1])
-    chunk_no = next(place.unread)
-    assert read(agent.image_path(place.images[0]), chunk_no) == place.chunk(chunk_no)
-    place.wait_no_trouble()
+    agents.request(agent.control_socket, "attach-image", image_id=testbed.images[1])
+    chunk_no = next(testbed.unread)
+    assert read(agent.image_path(testbed.images[0]), chunk_no) == testbed.chunk(chunk_no)
+    testbed.wait_no_trouble()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_rabbitmq_is_reported(place: Place, fault: str) -> None:
-    getattr(place.rabbitmq, fault)()
-    place.wait_trouble(f"{place.rabbitmq.address} as guest", "[DEFAULT] transport_url")
-    place.check_cached()
-    place.rabbitmq.pass_on()
-    place.wait_no_trouble()  # a sample was sent
+def test_hung_or_refusing_rabbitmq_is_reported(testbed: Testbed, fault: str) -> None:
+    getattr(testbed.rabbitmq, fault)()
+    testbed.wait_trouble(f"{testbed.rabbitmq.address} as guest", "[DEFAULT] transport_url")
+    testbed.check_cached()
+    testbed.rabbitmq.pass_on()
+    testbed.wait_no_trouble()  # a sample was sent
 
 
 @pytest.mark.expect_log("Nova does not answer: ")
@@ -297,11 +297,11 @@ def test_listener_reports_a_hung_or_refusing_glance_or_keystone(
         )
 
         def says(address: str) -> None:
-            told = f"([acstor_glance], as acstor at {keystone.url}/v3)"
+            reported = f"([acstor_glance], as acstor at {keystone.url}/v3)"
             before = len(listener.log())
             runs.wait_for(
                 lambda: any(
-                    address in line and told in line
+                    address in line and reported in line
                     for line in listener.log()[before:].splitlines()
                 ),
                 WAIT_S,

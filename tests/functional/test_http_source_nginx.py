@@ -154,10 +154,10 @@ async def test_adjacent_chunks_share_one_request_and_no_byte_is_sent_twice(serve
         base.BlobPiece(number * 65_536, 65_536, ids.Content(ids.cid_of(chunks[number])))
         for number in wanted
     ]
-    told = {}
-    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.update))
+    reported = {}
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, reported.update))
     await source.aclose()
-    assert [told[at] for at in range(len(wanted))] == [chunks[number] for number in wanted]
+    assert [reported[at] for at in range(len(wanted))] == [chunks[number] for number in wanted]
     log = server.log()
     assert sorted(entry["range"] for entry in log) == [
         f"bytes=0-{16 * 65_536 - 1}",

@@ -44,12 +44,14 @@ def test_idle_listener_disconnects_from_the_broker_at_once_on_stop(
     server = bus_server.BusServer(conf, {})
     server.start()
     runs.wait_for(lambda: server._server is not None, WAIT_S, "the server", rabbitmq.log)
-    assert any(name.startswith(trace_message.TOPIC) for name in rabbitmq.heard())
+    assert any(name.startswith(trace_message.TOPIC) for name in rabbitmq.queues_with_consumers())
     time.sleep(IDLE_S)
     began = time.monotonic()
     server.stop()()
     assert time.monotonic() - began < IDLE_S / 2
-    assert not any(name.startswith(trace_message.TOPIC) for name in rabbitmq.heard())
+    assert not any(
+        name.startswith(trace_message.TOPIC) for name in rabbitmq.queues_with_consumers()
+    )
 
 
 @pytest.mark.parametrize("conf", ["late:secret"], indirect=True)
@@ -58,8 +60,8 @@ def test_idle_listener_disconnects_from_the_broker_at_once_on_stop(
 def test_refused_listener_receives_messages_once_its_user_exists(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ, watched_log
 ) -> None:
-    heard: queue.Queue[object] = queue.Queue()
-    server = bus_server.BusServer(conf, {decision_messages.IMAGE_WANTED: heard.put})
+    received: queue.Queue[object] = queue.Queue()
+    server = bus_server.BusServer(conf, {decision_messages.IMAGE_WANTED: received.put})
     server.start()
     try:
         runs.wait_for(lambda: bool(watched_log.messages), WAIT_S, "the refusal", rabbitmq.log)
@@ -74,7 +76,7 @@ def test_refused_listener_receives_messages_once_its_user_exists(
         )
         client = oslo_messaging.get_rpc_client(transport, target)
         client.cast({}, decision_messages.IMAGE_WANTED, payload={"image": "one"})
-        assert heard.get(timeout=WAIT_S) == {"image": "one"}
+        assert received.get(timeout=WAIT_S) == {"image": "one"}
         transport.cleanup()
     finally:
         server.stop()()
@@ -85,7 +87,7 @@ def test_refused_listener_receives_messages_once_its_user_exists(
 def test_listener_reconnects_to_a_broker_that_hung_or_refused(
     rabbitmq: rabbitmq_lab.RabbitMQ, tmp_path: pathlib.Path
 ) -> None:
-    heard: queue.Queue[object] = queue.Queue()
+    received: queue.Queue[object] = queue.Queue()
     target = oslo_messaging.Target(
         topic=trace_message.TOPIC,
         exchange=decision_messages.EXCHANGE,
@@ -99,21 +101,21 @@ def test_listener_reconnects_to_a_broker_that_hung_or_refused(
         )
         cfg.CONF(["--config-file", str(path)], project="acstor")
         proxy.hang()
-        server = bus_server.BusServer(cfg.CONF, {decision_messages.IMAGE_WANTED: heard.put})
+        server = bus_server.BusServer(cfg.CONF, {decision_messages.IMAGE_WANTED: received.put})
         transport = oslo_messaging.get_rpc_transport(cfg.CONF, rabbitmq.url)
         client = oslo_messaging.get_rpc_client(transport, target)
 
         def is_heard() -> bool:
             client.cast({}, decision_messages.IMAGE_WANTED, payload={"image": "one"})
-            return not heard.empty()
+            return not received.empty()
 
         try:
             server.start()
             for fault in (proxy.hang, proxy.hang, proxy.refuse):
                 fault()
                 time.sleep(IDLE_S)
-                while not heard.empty():
-                    heard.get()
+                while not received.empty():
+                    received.get()
                 proxy.pass_on()
                 runs.wait_for(is_heard, WAIT_S, f"a message after {fault}", rabbitmq.log)
         finally:
@@ -129,20 +131,20 @@ def test_listener_reconnects_to_a_broker_that_hung_or_refused(
 def test_sender_with_a_refused_password_resumes_once_it_is_valid(
     conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:
-    told: list[str] = [""]
+    reported: list[str] = [""]
     rabbitmq.control("add_user", "rotated", "first")
-    sender = bus.Bus("h1", message_bus.open_transport(conf), told.append)
+    sender = bus.Bus("h1", message_bus.open_transport(conf), reported.append)
     try:
         rabbitmq.control("set_permissions", "-p", "/", "rotated", ".*", ".*", ".*")
         _send_until(sender, lambda: sender.sent > 0, rabbitmq)
         rabbitmq.control("change_password", "rotated", "second")
         rabbitmq.control("close_all_connections", "of a test")
-        _send_until(sender, lambda: "ACCESS_REFUSED" in told[-1], rabbitmq)
-        assert f"127.0.0.1:{rabbitmq.port} as rotated, of [DEFAULT] transport_url" in told[-1]
+        _send_until(sender, lambda: "ACCESS_REFUSED" in reported[-1], rabbitmq)
+        assert f"127.0.0.1:{rabbitmq.port} as rotated, of [DEFAULT] transport_url" in reported[-1]
         rabbitmq.control("change_password", "rotated", "first")
         sent = sender.sent
         _send_until(sender, lambda: sender.sent > sent, rabbitmq)
-        assert told[-1] == ""
+        assert reported[-1] == ""
     finally:
         sender.stop()
         rabbitmq.control("delete_user", "rotated")

@@ -210,11 +210,15 @@ def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, checkpoin
         shown = checkpoints.acstor("show", checkpoint_id)
         assert sorted(shown["holders"]) == sorted({*checkpoints.daemons} - {first.name})
         assert shown["changed_bytes"] == CHANGED_BYTES
-        told = f"{shown['sent_bytes']} bytes sent and {got_bytes} kept for {CHANGED_BYTES} changed"
+        reported = (
+            f"{shown['sent_bytes']} bytes sent and {got_bytes} kept for {CHANGED_BYTES} changed"
+        )
         nova_moves.qemu_io(server, f"write -P 17 {MIB} {MIB}")  # is not to come back
         with nova_moves.crashed(cluster, first):
             took_s = evacuate(server, second)
-            print(f"evacuate to ACTIVE: {took_s:.1f} s; {told}, in {len(shown['holders'])} copies")
+            print(
+                f"evacuate to ACTIVE: {took_s:.1f} s; {reported}, in {len(shown['holders'])} copies"
+            )
             assert took_s < SLOW * ACTIVE_WITHIN_S
             assert kept.is_read_by_guest()
             checkpoints.until(lambda: kept.is_flushed_to(second), "the checkpoint's data")

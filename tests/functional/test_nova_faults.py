@@ -123,7 +123,7 @@ def test_server_survives_an_outage_of_glance_and_the_broker(cluster):
             assert server.has_bytes_of(image_id), "an agent that is new knows the image"
         finally:
             cluster.lab.start_image_services()
-            nova_hosts.wait_heard(cluster.lab)
+            nova_hosts.wait_subscribed(cluster.lab)
         server.hard_reboot()
         assert server.lies_on_mirror()
 

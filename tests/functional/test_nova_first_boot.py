@@ -133,11 +133,11 @@ def is_booted(server: nova_hosts.Server) -> bool:
 
 def check_timeline(lab: cloud.Cloud, host: nova_hosts.Host, server_id: str) -> None:
     """Check that the boot image had nearly all bytes of the boot; draw its timeline."""
-    *_, told = host.agent.timelines(server_id)
+    *_, reported = host.agent.timelines(server_id)
     compute = accounts.connect(lab.keystone.auth_url).compute
-    events = nova_events.list_before(compute, server_id, told)
-    print(boot_chart.draw(told, events))
+    events = nova_events.list_before(compute, server_id, reported)
+    print(boot_chart.draw(reported, events))
     assert events, "Nova says what it did"
-    assert told.boot_image == "ready"
-    share = boot_timeline.boot_image_share(told.bytes)
-    assert share is not None and share >= 0.95, told.bytes
+    assert reported.boot_image == "ready"
+    share = boot_timeline.boot_image_share(reported.bytes)
+    assert share is not None and share >= 0.95, reported.bytes

@@ -107,7 +107,7 @@ def granted(compute_lab: cloud.Cloud) -> Iterator[Granted]:
             host.start()
         for host in lab.computes:
             nova_hosts.wait_started(host)
-        nova_hosts.wait_heard(lab)
+        nova_hosts.wait_subscribed(lab)
         yield Granted(lab, parts, gateway, user)
 
 

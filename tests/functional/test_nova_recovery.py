@@ -52,7 +52,9 @@ class Recovery:
         )
         made.put(self.holders)
         checkpoint_id = str(uuid.uuid4())
-        assert self._store.record_checkpoint(made.told(checkpoint_id, self.holders), time.time(), 2)
+        assert self._store.record_checkpoint(
+            made.reported(checkpoint_id, self.holders), time.time(), 2
+        )
         return checkpoint_id
 
     @contextlib.contextmanager
@@ -112,8 +114,8 @@ def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, recovery)
             assert took_s < SLOW * ACTIVE_WITHIN_S
             assert kept.is_on(first)
             assert disks_of(first) == [checkpoint_id]
-            told = server.client.get_server(server.id)
-            assert told.metadata["acstor_recovered_from"].startswith("2027-01-15T08:00:00")
+            reported = server.client.get_server(server.id)
+            assert reported.metadata["acstor_recovered_from"].startswith("2027-01-15T08:00:00")
             server.client.start_server(server.id)  # as Nova leaves it since 2.95
             server.wait("ACTIVE")
             kept.write(8 * MIB, 0x33)

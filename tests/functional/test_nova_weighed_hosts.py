@@ -95,7 +95,7 @@ def scheduling(compute_lab):
         for host in compute_lab.computes:
             nova_hosts.wait_started(host)
         stack.enter_context(compute_lab.nova.scheduler.changed(own))
-        nova_hosts.wait_heard(compute_lab)
+        nova_hosts.wait_subscribed(compute_lab)
         yield Scheduling(compute_lab, parts)
 
 

@@ -52,12 +52,12 @@ async def read(
     source: base.Source, image_id: ids.ImageId, pieces: list[base.BlobPiece]
 ) -> list[bytes]:
     """Return the bytes of each piece; fail if one is missing or delivered twice."""
-    told: list[tuple[int, base.Outcome]] = []
+    reported: list[tuple[int, base.Outcome]] = []
     await source.read_pieces(
-        base.PieceRequest(base.Blob(image_id, base.BlobKind.IMAGE), pieces, told.extend)
+        base.PieceRequest(base.Blob(image_id, base.BlobKind.IMAGE), pieces, reported.extend)
     )
-    assert sorted(number for number, _ in told) == list(range(len(pieces)))
-    outcomes = dict(told)
+    assert sorted(number for number, _ in reported) == list(range(len(pieces)))
+    outcomes = dict(reported)
     assert not [one for one in outcomes.values() if isinstance(one, Exception)]
     return [bytes(outcomes[number]) for number in range(len(pieces))]  # type: ignore[arg-type]
 

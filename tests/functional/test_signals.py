@@ -57,8 +57,8 @@ def test_agent_survives_signals_under_a_guest_and_reloads(images, start):
             os.posix_fadvise(guest.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             assert os.pread(guest.fileno(), CHUNK, at) == data[at : at + CHUNK]
         assert (agent.pid, agent.worker_pid()) == pids
-    told = agent.log().count("SIGHUP: log files are opened and options read again")
-    assert told == 3  # by the supervisor, and twice by the worker: forwarded, and direct
+    reported = agent.log().count("SIGHUP: log files are opened and options read again")
+    assert reported == 3  # by the supervisor, and twice by the worker: forwarded, and direct
     assert agent.log().count("Option DEFAULT.debug changed from [None] to [true]") == 2
 
 

@@ -53,14 +53,14 @@ def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
         health = decision_messages.HostHealth(
             version=EVIL, waiting=3, longest_wait_s=41.5, fallbacks={EVIL: 2}, faults={EVIL: fault}
         )
-        told = [samples.sample(n, sent_s=now_s) for n in range(HOSTS)]
-        samples.note(made, *told[3:])
+        reported = [samples.sample(n, sent_s=now_s) for n in range(HOSTS)]
+        samples.note(made, *reported[3:])
         read = decision_messages.ReadBytes(local=1 << 20, peer=3 << 20)
         held = decision_messages.HeldImage(size_bytes=1 << 30, cached_bytes=1 << 20, read=read)
         images = {glance_records.IMAGE_ID: held}
         samples.note(made, samples.sample(0, sent_s=1.0))
-        told[1] = samples.sample(1, sent_s=now_s, health=health, images=images)
-        samples.note(made, told[1], overloaded=2)
+        reported[1] = samples.sample(1, sent_s=now_s, health=health, images=images)
+        samples.note(made, reported[1], overloaded=2)
         peers = {"h0059": decision_messages.PeerTraffic(3 << 20, 5 << 20)}
         samples.note(made, samples.sample(2, sent_s=now_s, peers=peers, boots=(boot(now_s),)))
         exchange = {"h0004": decision_messages.PeerTraffic(7 << 20, 2 << 20)}

@@ -31,7 +31,7 @@ def test_page_shows_hosts_boots_and_flows(tmp_path):
         assert f"{status_page.HOSTS} up" in browser.text("#overview")
         flows = cells(browser, "#flows")
         assert len(flows) >= status_page.LEAST_FLOWS
-        assert all({giver, receiver} < set(names) for giver, receiver, _ in flows)
+        assert all({sender, receiver} < set(names) for sender, receiver, _ in flows)
         timeline = browser.text("#timeline")
         assert f"until the last read\t{scene.boot.last_s:.2f}" in timeline
         assert f"What {scene.boot.reads} reads got" in timeline

@@ -478,8 +478,8 @@ def test_gateway_runs_with_the_privileges_of_its_unit(unit, controller):
     def limit():
         with contextlib.suppress(errors.Unusable):  # no process listens yet
             shown = ask("/metrics", 9467)
-            told = re.search(r"^acstor_gateway_reads_limit\{.*\} (.*)$", shown, re.M)
-            return float(told[1]) if told else 0.0
+            reported = re.search(r"^acstor_gateway_reads_limit\{.*\} (.*)$", shown, re.M)
+            return float(reported[1]) if reported else 0.0
         return 0.0
 
     try:

@@ -145,28 +145,28 @@ def test_client_refuses_a_vault_of_another_host(start: Start) -> None:
 
 def test_acknowledged_chunks_survive_sigkill(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
-    told: list[bytes] = []
+    reported: list[bytes] = []
     for delay_s in (0.05, 0.1, 0.15, 0.2, 0.3):
-        thread = threading.Thread(target=_put_one_by_one, args=(h1, h2, told))
+        thread = threading.Thread(target=_put_one_by_one, args=(h1, h2, reported))
         thread.start()
         time.sleep(delay_s)
         h2.kill()
         thread.join(30)
         h2.start()
         with h1.client(h2) as client:
-            assert client.missing_chunks(of(h1), told) == set()
+            assert client.missing_chunks(of(h1), reported) == set()
             for name in set(NAMES) - client.missing_chunks(of(h1), NAMES):  # no partial chunks
                 SEAL.open(name, client.fetch_chunk(of(h1), name), 65536, "h2")
             client.delete_disk(of(h1))
         assert not [path for path in h2.folder.rglob(".incoming-*")]
-        told.clear()
+        reported.clear()
 
 
-def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, told: list[bytes]) -> None:
+def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, reported: list[bytes]) -> None:
     with h1.client(h2) as client, contextlib.suppress(errors.SourceUnreachable):
         for chunk in CHUNKS:
             client.put(of(h1), [chunk])
-            told.append(chunk.name)
+            reported.append(chunk.name)
 
 
 def test_sigkill_during_a_batch_leaves_no_temporary_files(start: Start) -> None:

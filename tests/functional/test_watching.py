@@ -86,19 +86,19 @@ def metric_names(expression: str) -> set[str]:
 
 def names_of_the_gateway() -> set[str]:
     """Metrics of a gateway from the start, before any read or error."""
-    told = gateway_metrics.GatewayMetrics()
-    gateway_metrics.StoreMetrics(told, "s3", "s3")
-    return {sample.name for family in told.registry.collect() for sample in family.samples}
+    reported = gateway_metrics.GatewayMetrics()
+    gateway_metrics.StoreMetrics(reported, "s3", "s3")
+    return {sample.name for family in reported.registry.collect() for sample in family.samples}
 
 
 def names_of_a_vault(folder: pathlib.Path) -> set[str]:
     """Metrics of a checkpoint daemon's vault from the start."""
     folder.mkdir()
     kept = vault_store.VaultStore(folder, quota.VaultLimits(0, 0, 0), ids.HostId("h1"))
-    told = prometheus_client.CollectorRegistry()
-    told.register(checkpoint_metrics.VaultCollector(kept))
+    reported = prometheus_client.CollectorRegistry()
+    reported.register(checkpoint_metrics.VaultCollector(kept))
     kept.close()
-    return {sample.name for family in told.collect() for sample in family.samples}
+    return {sample.name for family in reported.collect() for sample in family.samples}
 
 
 def test_each_alert_fires_only_on_its_fault() -> None:
@@ -143,8 +143,8 @@ class NoCheckpoints:
 
 def names_of_checkpoints() -> set[str]:
     """Return the metrics of the checkpoint daemon about the servers of its host."""
-    told = checkpoint_metrics.CheckpointCollector(NoCheckpoints()).collect()
-    return {sample.name for family in told for sample in family.samples}
+    reported = checkpoint_metrics.CheckpointCollector(NoCheckpoints()).collect()
+    return {sample.name for family in reported for sample in family.samples}
 
 
 def test_dashboard_and_alerts_use_only_exported_metrics(
@@ -169,8 +169,8 @@ def test_dashboard_and_alerts_use_only_exported_metrics(
     wanted = expressions_of_dashboard() + expressions_of_alerts()
     names = set().union(*map(metric_names, wanted))
     assert len(names) > 25
-    told = list(metrics.ListenerMetrics().registry.collect())
-    names -= {family.name for family in told} | {f"{family.name}_total" for family in told}
+    reported = list(metrics.ListenerMetrics().registry.collect())
+    names -= {family.name for family in reported} | {f"{family.name}_total" for family in reported}
     names -= names_of_the_gateway() | names_of_checkpoints()
     names -= names_of_a_vault(tmp_path / "vault")
     names.remove("acstor_fault_start_timestamp_seconds")  # absent without a fault

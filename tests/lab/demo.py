@@ -16,11 +16,11 @@ import time
 from collections.abc import Sequence
 
 from acstor_common import errors
+from tests.lab import boot_methods
 from tests.lab import demo_report
 from tests.lab import guest
 from tests.lab import guest_image
 from tests.lab import runs
-from tests.lab import ways
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
@@ -65,13 +65,13 @@ def run(options: argparse.Namespace) -> None:
     say(f"guests run on {demo_report.EMULATION[accelerator]}")
     image = guest_image.ensure(say)
     results, failed = [], {}
-    for way in ways.WAYS if options.compare else (ways.ACSTOR,):
+    for way in boot_methods.WAYS if options.compare else (boot_methods.ACSTOR,):
         try:
-            results.append(ways.play(way, options.hosts, options.link_mbit, image, say))
+            results.append(boot_methods.play(way, options.hosts, options.link_mbit, image, say))
         except errors.Unusable as failure:  # QEMU's curl driver may hang forever, as on Debian 13
-            if way not in ways.BASELINES:
+            if way not in boot_methods.BASELINES:
                 raise
-            label, _ = ways.WAYS[way]
+            label, _ = boot_methods.WAYS[way]
             say(f"{label}: failed, the demo goes on without it: {failure}")
             failed[label] = str(failure).partition("\n")[0]
     setting = demo_report.Setting(

@@ -8,8 +8,8 @@ from typing import Any
 import matplotlib.figure
 import numpy
 
+from tests.lab import boot_methods
 from tests.lab import demo_remap
-from tests.lab import ways
 
 MB = 1_000_000
 COLOURS = {"copy": "#b0413e", "demand": "#d99a2b", "raw": "#8fbfae", "acstor": "#2f7f5f"}
@@ -26,7 +26,7 @@ HOST_COLOURS = ("#d99a2b", "#2f7f5f", "#3b78b5", "#7b6fb0", "#6fb3a2", "#8c6d3f"
 TRAFFIC_COLOUR = "#b0413e"
 
 
-def draw(words: str, results: Sequence[ways.WayResult], path: pathlib.Path) -> None:
+def draw(words: str, results: Sequence[boot_methods.BootResult], path: pathlib.Path) -> None:
     """Draw the boots.
 
     :param words: the circumstances
@@ -64,7 +64,7 @@ def draw_remap(words: str, remap: demo_remap.RemapResult, path: pathlib.Path) ->
     figure.savefig(path, dpi=110)
 
 
-def _draw_logins(axes: Any, results: Sequence[ways.WayResult]) -> None:
+def _draw_logins(axes: Any, results: Sequence[boot_methods.BootResult]) -> None:
     width = 0.8 / len(results)
     for number, result in enumerate(results):
         places = [host_no + number * width for host_no in range(len(result.hosts))]
@@ -79,7 +79,7 @@ def _draw_logins(axes: Any, results: Sequence[ways.WayResult]) -> None:
     axes.legend(fontsize=7, loc="upper left")
 
 
-def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
+def _draw_server(axes: Any, results: Sequence[boot_methods.BootResult]) -> None:
     labels = [result.label.replace(" ", "\n", 2) for result in results]
     sent = [result.server_bytes / MB for result in results]
     bars = axes.bar(labels, sent, color=[COLOURS[result.way] for result in results])
@@ -94,7 +94,7 @@ def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
     axes.set_ylabel("MB out of the image server")
 
 
-def _draw_origins(axes: Any, hosts: Sequence[ways.HostResult]) -> None:
+def _draw_origins(axes: Any, hosts: Sequence[boot_methods.HostResult]) -> None:
     """Draw the origins of the bytes that guests read."""
     names = [host.host for host in hosts]
     bottom = [0.0] * len(names)
@@ -110,10 +110,12 @@ def _draw_origins(axes: Any, hosts: Sequence[ways.HostResult]) -> None:
 def _draw_exchange(axes: Any, exchange: dict[str, dict[str, int]]) -> None:
     names = list(exchange)
     bottom = [0.0] * len(names)
-    colours = zip((ways.SOURCE, *names), (SOURCE_COLOUR, *_host_colours(len(names))), strict=True)
-    for giver, colour in colours:
-        heights = [exchange[name].get(giver, 0) / MB for name in names]
-        axes.bar(names, heights, bottom=bottom, label=f"from {giver}", color=colour)
+    colours = zip(
+        (boot_methods.SOURCE, *names), (SOURCE_COLOUR, *_host_colours(len(names))), strict=True
+    )
+    for sender, colour in colours:
+        heights = [exchange[name].get(sender, 0) / MB for name in names]
+        axes.bar(names, heights, bottom=bottom, label=f"from {sender}", color=colour)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes.set_ylabel("MB of chunks that a host got (acstor)")
     axes.set_ylim(0, 1.3 * max(bottom))

@@ -14,10 +14,10 @@ from typing import Any
 
 import prettytable
 
+from tests.lab import boot_methods
 from tests.lab import demo_images
 from tests.lab import demo_picture
 from tests.lab import demo_remap
-from tests.lab import ways
 
 MB = 1_000_000
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -47,7 +47,7 @@ class Setting:
         )
 
 
-def per_host(results: Sequence[ways.WayResult]) -> str:
+def per_host(results: Sequence[boot_methods.BootResult]) -> str:
     """Return a table: seconds to the login prompt, one row a host, one column a way."""
     table = prettytable.PrettyTable(["seconds to login", *(result.label for result in results)])
     table.align = "r"
@@ -58,7 +58,7 @@ def per_host(results: Sequence[ways.WayResult]) -> str:
     return table.get_string()
 
 
-def totals(results: Sequence[ways.WayResult]) -> str:
+def totals(results: Sequence[boot_methods.BootResult]) -> str:
     """Return a table: bytes sent by the image server, one row a way.
 
     *raw MB* is the size of the sent disk data after decompression.
@@ -84,7 +84,7 @@ def prepared(built: demo_images.BootImage) -> str:
     )
 
 
-def origins(result: ways.WayResult) -> str:
+def origins(result: boot_methods.BootResult) -> str:
     """Return a table: origins of the guests' bytes, one row a host."""
     names = list(result.hosts[0].read_origins)
     table = prettytable.PrettyTable(["MB read by origin", *names])
@@ -94,13 +94,13 @@ def origins(result: ways.WayResult) -> str:
     return table.get_string()
 
 
-def exchange(result: ways.WayResult) -> str:
+def exchange(result: boot_methods.BootResult) -> str:
     """Return a table: chunk bytes by receiver (rows) and sender (columns)."""
-    givers = [ways.SOURCE, *result.exchange]
-    table = prettytable.PrettyTable(["MB of chunks got by", *(f"from {name}" for name in givers)])
+    senders = [boot_methods.SOURCE, *result.exchange]
+    table = prettytable.PrettyTable(["MB of chunks got by", *(f"from {name}" for name in senders)])
     table.align = "r"
     for name, got in result.exchange.items():
-        cells = (f"{got.get(giver, 0) / MB:.1f}" if giver != name else "" for giver in givers)
+        cells = (f"{got.get(sender, 0) / MB:.1f}" if sender != name else "" for sender in senders)
         table.add_row([name, *cells])
     return table.get_string()
 
@@ -124,7 +124,7 @@ def remap(result: demo_remap.RemapResult) -> str:
 
 
 def text(
-    setting: Setting, results: Sequence[ways.WayResult], failed: Mapping[str, str] = NONE
+    setting: Setting, results: Sequence[boot_methods.BootResult], failed: Mapping[str, str] = NONE
 ) -> str:
     """Return the whole report for a terminal.
 
@@ -141,7 +141,7 @@ def text(
 
 
 def as_json(
-    setting: Setting, results: Sequence[ways.WayResult], failed: Mapping[str, str] = NONE
+    setting: Setting, results: Sequence[boot_methods.BootResult], failed: Mapping[str, str] = NONE
 ) -> dict[str, Any]:
     """Return all figures, and reasons of failed ways, in JSON types."""
     plain = [
@@ -162,7 +162,7 @@ def as_json(
 
 def save(
     setting: Setting,
-    results: Sequence[ways.WayResult],
+    results: Sequence[boot_methods.BootResult],
     folder: pathlib.Path,
     failed: Mapping[str, str] = NONE,
 ) -> list[pathlib.Path]:

@@ -82,8 +82,8 @@ class RecoveredDomain:
         :param instance_id: of the record's server; "": this one
         """
         path = self._disks / f"{self.checkpoint_id}.acrecovery"
-        told = {"version": 1, "instance_id": instance_id or self.guest.instance, "key": key}
-        path.write_bytes(msgspec.json.encode(told))
+        reported = {"version": 1, "instance_id": instance_id or self.guest.instance, "key": key}
+        path.write_bytes(msgspec.json.encode(reported))
 
     def _file(self, disk_bytes: int) -> bytes:
         runs_ = [qcow2_writer.DiskRun(n * CHUNK, CHUNK, is_zero=not n % 5) for n in self.changed]

@@ -131,8 +131,8 @@ def make_image(dice: random.Random, folder: pathlib.Path) -> tuple[pathlib.Path,
     steps = list(choose_steps(dice, of, str(image)))
     for words in steps:
         bounded.run(list(words), MAX_FILE_BYTES, STEP_CPU_S)
-    told = [" ".join(words).replace(str(image), "IMAGE") for words in steps]
-    return image, "; ".join([f"{of.source}, {of.size_bytes} bytes, {of.options}", *told])
+    reported = [" ".join(words).replace(str(image), "IMAGE") for words in steps]
+    return image, "; ".join([f"{of.source}, {of.size_bytes} bytes, {of.options}", *reported])
 
 
 def find_areas(data: bytes) -> list[tuple[int, int]]:

@@ -206,7 +206,7 @@ async def _find_read_difference(
         )
         for first in range(0, len(numbers), _PIECES):
             part = numbers[first : first + _PIECES]
-            told: list[tuple[int, base.Outcome]] = []
+            reported: list[tuple[int, base.Outcome]] = []
             pieces = [
                 base.BlobPiece(
                     number * cut.chunk_bytes,
@@ -215,14 +215,14 @@ async def _find_read_difference(
                 )
                 for number in part
             ]
-            await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
-            for index, outcome in told:
+            await source.read_pieces(base.PieceRequest(blob, pieces, reported.extend))
+            for index, outcome in reported:
                 if outcome != _chunk(raw, cut, part[index]):
                     nursery.cancel_scope.cancel()
                     return f"chunk {part[index]} as an agent reads it: {outcome!r}"[:200]
-            if sorted(index for index, _ in told) != list(range(len(part))):
+            if sorted(index for index, _ in reported) != list(range(len(part))):
                 nursery.cancel_scope.cancel()
-                return f"{len(told)} of {len(part)} chunks as an agent reads them"
+                return f"{len(reported)} of {len(part)} chunks as an agent reads them"
         nursery.cancel_scope.cancel()
     return ""
 

@@ -4,7 +4,7 @@
 import os
 
 from acstor_common.model import geometry
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import hosts
 from tests.lab import local
 
@@ -20,21 +20,21 @@ def test_attach_and_stat_of_two_tebibytes_delay_no_cached_read(images, start):
     data = local.random_bytes(64 * CHUNK)
     path = agent.image_path(images.add(data))
     assert path.read_bytes() == data
-    large = denials.large_image(images)
-    rest_s = min(denials.p99_s(denials.reads(path, data)) for _ in range(2))
+    large = dos_attacks.large_image(images)
+    rest_s = min(dos_attacks.p99_s(dos_attacks.reads(path, data)) for _ in range(2))
     before_bytes = agent.own_memory_bytes()
-    attach = denials.reads_beside(
+    attach = dos_attacks.reads_beside(
         path, data, lambda: os.close(os.open(agent.image_path(large), os.O_RDONLY))
     )
-    assert os.stat(agent.image_path(large)).st_size == denials.LARGE_GIB * denials.GIB
-    stat = denials.reads_beside(path, data, lambda: os.stat(agent.image_path(large)))
+    assert os.stat(agent.image_path(large)).st_size == dos_attacks.LARGE_GIB * dos_attacks.GIB
+    stat = dos_attacks.reads_beside(path, data, lambda: os.stat(agent.image_path(large)))
     grown_bytes = agent.own_memory_bytes() - before_bytes
-    of_gib = grown_bytes / denials.LARGE_GIB / 2**20
+    of_gib = grown_bytes / dos_attacks.LARGE_GIB / 2**20
     print(
         f"p99 of cached reads: {1e3 * rest_s:.2f} ms; beside the attach ({sum(attach):.1f} s) "
-        f"{1e3 * denials.p99_s(attach):.2f} ms, at worst {1e3 * max(attach):.0f} ms; beside a stat "
-        f"{1e3 * denials.p99_s(stat):.2f} ms; {of_gib:.3f} MiB of memory a GiB"
+        f"{1e3 * dos_attacks.p99_s(attach):.2f} ms, at worst {1e3 * max(attach):.0f} ms, stat "
+        f"{1e3 * dos_attacks.p99_s(stat):.2f} ms; {of_gib:.3f} MiB of memory a GiB"
     )
     limit_s = max(P99_S, 3 * rest_s)  # a busy machine is slow at rest
-    assert denials.p99_s(attach) < limit_s and denials.p99_s(stat) < limit_s
-    assert grown_bytes < denials.LARGE_GIB * MEMORY_BYTES_FOR_GIB
+    assert dos_attacks.p99_s(attach) < limit_s and dos_attacks.p99_s(stat) < limit_s
+    assert grown_bytes < dos_attacks.LARGE_GIB * MEMORY_BYTES_FOR_GIB

@@ -77,10 +77,12 @@ class Bus:
             decision_messages.AGENT_TOPIC, decision_messages.IMAGE_TASK_GIVEN, payload, fanout=True
         )
 
-    def wait_heard(self, *names: str) -> None:
+    def wait_subscribed(self, *names: str) -> None:
         """Wait until these hosts receive broadcast messages."""
         wanted = {f"{decision_messages.AGENT_TOPIC}.{name}" for name in names}
-        hosts.wait_until(lambda: wanted <= self.rabbit.heard(), "agents that listen", WAIT_S)
+        hosts.wait_until(
+            lambda: wanted <= self.rabbit.queues_with_consumers(), "agents that listen", WAIT_S
+        )
 
     def close(self) -> None:
         self.transport.cleanup()
@@ -123,7 +125,7 @@ class Cloud:
     def wait_epoch(self, epoch: int) -> None:
         hosts.wait_until(lambda: self.epochs() == {epoch}, f"epoch {epoch}", WAIT_S)
 
-    def wait_said(self, what: str) -> None:
+    def wait_logged(self, what: str) -> None:
         """Wait until every agent has logged a text."""
         hosts.wait_until(
             lambda: all(what in agent.log() for agent in self.running.values()), what, WAIT_S
@@ -159,7 +161,7 @@ def cloud(
             stack.enter_context(hosts.bounded(running[name], 120.0))
         for agent in running.values():
             agent.wait_ready()
-        bus.wait_heard(*NAMES)
+        bus.wait_subscribed(*NAMES)
         yield Cloud(keys, running, ports)
 
 
@@ -189,12 +191,12 @@ def test_forged_ring_tables_are_refused_and_logged(cloud, bus, image_id):
             msgspec.structs.replace(signed, table=hash_ring.encode(alone).decode()),
             "none of the trusted keys",
         ),
-        (cloud.keys.table(cloud.ring(7), told=8), "v-node table 8 is rejected"),
+        (cloud.keys.table(cloud.ring(7), reported=8), "v-node table 8 is rejected"),
         (cloud.keys.table(cloud.ring(6 + 1_000_000)), "epoch 1000006 is too high"),
         (cloud.keys.table(cloud.ring(4)), "epoch 4 is not higher than 5"),
     ):
         bus.table(forged)
-        cloud.wait_said(said)
+        cloud.wait_logged(said)
         assert cloud.epochs() == {5}
     assert exchanged(cloud, image_id) > 0
     bus.table(signed)
@@ -218,9 +220,9 @@ def test_poisoned_stored_ring_table_is_dropped_and_replaced(cloud, bus):
         agent.wait_ready()
         assert agent.status()["ring"]["epoch"] == 0
         with hearing(bus, samples):
-            told = next_sample(samples, cloud.keys, "h1", 0)
-        assert told.ring_epoch == 0  # so the service sends the current one
-        bus.wait_heard("h1")
+            reported = next_sample(samples, cloud.keys, "h1", 0)
+        assert reported.ring_epoch == 0  # so the service sends the current one
+        bus.wait_subscribed("h1")
         bus.table(cloud.keys.table(cloud.ring(5)))
         cloud.wait_epoch(5)
     assert agent.log().count("dropping the stored table") == 2
@@ -230,10 +232,10 @@ def test_poisoned_stored_ring_table_is_dropped_and_replaced(cloud, bus):
 def hearing(bus: Bus, samples: "queue.Queue[decision_messages.Signed]") -> Iterator[None]:
     """Receive samples as the decision service does."""
 
-    def heard(payload: object) -> None:
+    def received(payload: object) -> None:
         samples.put(decision_messages.decode(payload, decision_messages.Signed))
 
-    endpoint = message_bus.Endpoint({decision_messages.SAMPLE_COLLECTED: heard})
+    endpoint = message_bus.Endpoint({decision_messages.SAMPLE_COLLECTED: received})
     target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="test")
     server = oslo_messaging.get_rpc_server(bus.transport, target, [endpoint])
     server.start()
@@ -284,12 +286,12 @@ def test_forged_tasks_are_ignored_and_a_valid_one_runs_once(cloud, bus, image_id
         ),
     ):
         bus.task(forged)
-        cloud.wait_said(said)
+        cloud.wait_logged(said)
     assert "received the task pre_seed" not in h1.log()
     bus.task(given)
-    cloud.wait_said("received the task pre_seed")
+    cloud.wait_logged("received the task pre_seed")
     bus.task(given)
-    cloud.wait_said("it was accepted before")
+    cloud.wait_logged("it was accepted before")
     assert h1.log().count("received the task pre_seed") == 1
 
 
@@ -311,7 +313,7 @@ def test_unproven_traces_are_refused(bus, keys, tmp_path, watched_log):
     )
     server.start()
     topic = trace_message.TOPIC
-    hosts.wait_until(lambda: topic in bus.rabbit.heard(), "a listener", WAIT_S)
+    hosts.wait_until(lambda: topic in bus.rabbit.queues_with_consumers(), "a listener", WAIT_S)
     image = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
     def trace(host: str) -> trace_message.BootTrace:

@@ -36,8 +36,8 @@ class Lighthouse:
         cfg.CONF(["--config-file", str(path)], project="acstor")
         self.lit: list[Any] = []
         self.transport = message_bus.open_transport(cfg.CONF)
-        heard = {"lit": self.lit.append, "asked": lambda _payload: {"is_lit": True}}
-        endpoint = message_bus.Endpoint(heard)
+        handlers = {"lit": self.lit.append, "asked": lambda _payload: {"is_lit": True}}
+        endpoint = message_bus.Endpoint(handlers)
         target = oslo_messaging.Target(topic=TOPIC, server=SERVER)
         served = message_bus.serve(self.transport, target, endpoint, threading.Event())
         assert served is not None

@@ -149,7 +149,7 @@ def test_vault_that_names_thousands_of_disks_uses_only_its_own_budget(
     print(f"{asked} of {quota.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
 
 
-class Taker:
+class CheckpointedServer:
     """One server of this host with immediate checkpoints."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ def test_due_checkpoint_does_not_wait_for_a_slow_deletion(
         hostile_holder.drip(tls, 0.5, hostile.ended)
         return None
 
-    states, taker = disk_states.DiskStates(tmp_path / "states"), Taker()
+    states, taker = disk_states.DiskStates(tmp_path / "states"), CheckpointedServer()
     state = disk_states.new_state(DISK, 65536)
     state.disk, state.holders = DISK, ["h2", "h3"]
     state.taken_ms = time.time_ns() // 1_000_000 - (0 if is_requested else INTERVAL_S - 10) * 1000

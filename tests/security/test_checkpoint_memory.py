@@ -121,7 +121,7 @@ def test_largest_manifest_takes_at_most_twice_its_size_in_memory(tmp_path: pathl
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     started, used, parts, stays = json.loads(done.stdout)
-    print(f"{started >> 20} + {used >> 20} MiB, {stays} names stay, told in {parts} parts")
+    print(f"{started >> 20} + {used >> 20} MiB, {stays} names stay, in {parts} parts")
     assert used < 2 * checkpoint_manifest.MAX_BYTES + SLACK_BYTES
     assert started + used < LIMIT_BYTES
     assert stays == (1 << 21) + 2

@@ -24,14 +24,14 @@ SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 
 @pytest.fixture
 def asked(tmp_path: pathlib.Path) -> Iterator[nova_client.NovaClient]:
-    told = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
+    reported = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
     def slow(handler: Any, wanted: http_server.Asked) -> None:
         time.sleep(NOVA_S)
         http_server.fine(handler, wanted)
 
     (tmp_path / "empty.conf").write_text("")
-    with http_server.serve({f"servers/{SERVER}": json.dumps(told).encode()}) as web:
+    with http_server.serve({f"servers/{SERVER}": json.dumps(reported).encode()}) as web:
         web.always = slow
         conf = decision_conf.load(["--config-file", str(tmp_path / "empty.conf")])
         for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():

@@ -88,7 +88,7 @@ def write_ring_with(cloud: hosts.Cloud, others: list[str]) -> None:
         hosts.wait_until(lambda agent=agent: agent.status()["ring"]["epoch"] == 2, "the table")
 
 
-def ask_and_be_deaf(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw_peer.RawPeer:
+def request_unread(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw_peer.RawPeer:
     peer = raw_peer.RawPeer(cloud.ports["h1"], name, identities.issue(name))
     peer.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     assert isinstance(peer.greet(), peer_wire.Hello)
@@ -114,7 +114,7 @@ def test_hundred_peers_that_do_not_read_cost_bounded_memory(tmp_path, images, im
         most = before
         with contextlib.ExitStack() as stack:
             for name in deaf:
-                stack.enter_context(ask_and_be_deaf(cloud, name, image_id))
+                stack.enter_context(request_unread(cloud, name, image_id))
                 most = max(most, resident_bytes(pid))
             began = time.monotonic()
             path = cloud["h1"].image_path(image_id)

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_agent.engine.gossip import announcements
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
-from acstor_common.identity import handshake_limiter
+from acstor_agent.peers import unauthenticated_connections
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_wire
@@ -111,14 +111,14 @@ def test_flood_of_handshakes_costs_little_processor_time_and_blocks_no_host(
         assert fetched["home"]["bytes"] + fetched["peer"]["bytes"] > 0
         assert (
             answered[0]
-            <= handshake_limiter.OF_UNAUTHENTICATED.burst
-            + handshake_limiter.OF_UNAUTHENTICATED.per_s * took_s
+            <= handshake_rate_limit.OF_UNAUTHENTICATED.burst
+            + handshake_rate_limit.OF_UNAUTHENTICATED.per_s * took_s
         )
         assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were displaced
         assert spent_s < SPENT_S
         said = [line for line in log.splitlines() if "Too many handshakes" in line]
         assert said and any(ip in said[0] for ip in ADDRESSES)
-        assert len(said) <= 1 + took_s / handshake_limits.LOG_INTERVAL_S
+        assert len(said) <= 1 + took_s / unauthenticated_connections.LOG_INTERVAL_S
         print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
 
 
@@ -163,20 +163,20 @@ def test_flood_of_advertisements_costs_little_with_many_images(tmp_path, images)
         messages = [peer_wire.Advertise(announced.alone(*prefixes)) for prefixes in news]
         with raw_peer.RawPeer(port, "h9", files, peer_wire.ConnectionClass.BULK) as peer:
             assert isinstance(peer.greet(), peer_wire.Hello)
-            before, began, told = processor_s(pid), time.monotonic(), 0
+            before, began, reported = processor_s(pid), time.monotonic(), 0
             peer.link.settimeout(0.5)
             while time.monotonic() - began < TELLS_S:
                 with contextlib.suppress(TimeoutError):
-                    peer.send(messages[told // 512 % MESSAGES])
-                    told += 512
+                    peer.send(messages[reported // 512 % MESSAGES])
+                    reported += 512
             spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
             accepted = (
                 announcements.ANNOUNCED_CHUNKS.burst + announcements.ANNOUNCED_CHUNKS.per_s * took_s
             )
-            assert told > 2 * accepted
+            assert reported > 2 * accepted
             hosts.wait_until(
-                lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > told / 3,
+                lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > reported / 3,
                 "what comes too quickly is ignored",
             )
         assert spent_s < took_s * NEWS_SHARE
-        print(f"{told} chunks told of in {took_s:.1f} s: {spent_s:.2f} s of a processor")
+        print(f"{reported} chunks announced in {took_s:.1f} s: {spent_s:.2f} s of a processor")

@@ -40,7 +40,7 @@ class Attacker:
             self.session.add_received(await self.stream.receive_some())
         await self.stream.send_all(self.session.take_outgoing())
 
-    async def say(self, data):
+    async def send(self, data):
         """Send data by TLS."""
         await self.stream.send_all(self.session.encrypt(data))
 
@@ -71,7 +71,7 @@ async def attacking(tls, **options):
 async def test_host_without_its_secret_is_dropped_at_the_deadline(tls, said):
     async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         if said:
-            await attacker.say(said)
+            await attacker.send(said)
 
 
 @pytest.mark.expect_log("no Hello in time")
@@ -79,34 +79,34 @@ async def test_host_that_trickles_its_secret_is_dropped_at_the_deadline(tls):
     async with attacking(tls, limits=peer_network.PeerLimits(hello_s=0.5)) as attacker:
         with contextlib.suppress(trio.BrokenResourceError):
             for _ in range(peer_encryption.SECRET_BYTES):
-                await attacker.say(b"x")
+                await attacker.send(b"x")
                 await trio.sleep(0.05)
 
 
 @pytest.mark.expect_log("closed during the handshake")
 async def test_host_that_disconnects_before_its_secret_is_dropped(tls):
     async with attacking(tls) as attacker:
-        await attacker.say(SECRET[:5])
+        await attacker.send(SECRET[:5])
         await attacker.stream.send_eof()
 
 
 @pytest.mark.expect_log("TLS data beyond the handshake")
 async def test_oversized_secret_is_refused(tls):
     async with attacking(tls) as attacker:
-        await attacker.say(SECRET + b"x")
+        await attacker.send(SECRET + b"x")
 
 
 @pytest.mark.expect_log("an encrypted frame of")
 async def test_frames_in_tls_are_refused(tls):
     async with attacking(tls) as attacker:
-        await attacker.say(SECRET)
-        await attacker.say(b"".join(peer_wire.encode(HELLO)))
+        await attacker.send(SECRET)
+        await attacker.send(b"".join(peer_wire.encode(HELLO)))
 
 
 @pytest.mark.expect_log("an encrypted frame of")
 async def test_clear_text_frames_after_the_handshake_are_refused(tls):
     async with attacking(tls) as attacker:
-        await attacker.say(SECRET)
+        await attacker.send(SECRET)
         await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO)))
 
 
@@ -114,7 +114,7 @@ async def test_clear_text_frames_after_the_handshake_are_refused(tls):
 async def test_frames_with_keys_of_another_connection_are_refused(tls):
     """Frames recorded on another connection are refused."""
     async with attacking(tls) as attacker:
-        await attacker.say(SECRET)
+        await attacker.send(SECRET)
         key = peer_encryption.keys(SECRET, SECRET).client  # the server's secret differs
         encryption = peer_encryption.Encryption(key)
         await attacker.stream.send_all(b"".join(peer_wire.encode(HELLO, encryption)))
@@ -149,7 +149,7 @@ def reflected(link):
 
 
 LIES = {
-    "chunk that nobody asked for": (
+    "unrequested chunk": (
         lambda link: encoded(link.sending, peer_wire.Chunk(99, b"x")),
         "unsolicited response",
     ),
@@ -159,7 +159,7 @@ LIES = {
     "frame that was left out": (skipped, "MAC"),
     "the client's own frame": (reflected, "MAC"),
     "endless frame": (lambda link: b"\xff\xff\xff\xff", "frame of 4294967295 bytes"),
-    "frame longer than all that was asked for": (
+    "frame longer than all requested chunks": (
         lambda link: (1 << 21).to_bytes(4, "big"),
         "frame of 2097152 bytes",
     ),
@@ -169,7 +169,7 @@ LIES = {
 
 
 @contextlib.asynccontextmanager
-async def lying(tls, lie, *, hangs_up=False):
+async def hostile_server_session(tls, lie, *, hangs_up=False):
     """Yield a client of a server that answers the first request with a lie."""
 
     async def handler(stream):
@@ -193,7 +193,7 @@ async def lying(tls, lie, *, hangs_up=False):
 @pytest.mark.parametrize("name", LIES)
 async def test_lie_in_encrypted_frames_ends_the_connection(tls, name):
     lie, why = LIES[name]
-    async with lying(tls, lie) as client:
+    async with hostile_server_session(tls, lie) as client:
         with pytest.raises(errors.RemoteProtocolError, match=why):
             await client.fetch()
 
@@ -204,6 +204,6 @@ async def test_truncated_frame_is_not_delivered(tls):
     def cut(link):
         return encoded(link.sending, peer_wire.Chunk(1, bytes(65536)))[:-1]
 
-    async with lying(tls, cut, hangs_up=True) as client:
+    async with hostile_server_session(tls, cut, hangs_up=True) as client:
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch()

@@ -19,7 +19,7 @@ DISK_BYTES = 2 << 40
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory):
+def reported(tmp_path_factory: pytest.TempPathFactory):
     """Return the outcome of hostile images, and of another project's honest one beside them."""
     folder, state = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("state")
     hostile = {
@@ -43,26 +43,26 @@ def told(tmp_path_factory: pytest.TempPathFactory):
         ("slow", "decode too slowly"),
     ],
 )
-def test_hostile_image_fails_with_the_reason_and_is_not_retried(told, name, why):
-    image = told["images"][name]
+def test_hostile_image_fails_with_the_reason_and_is_not_retried(reported, name, why):
+    image = reported["images"][name]
     assert image["state"] == "failed" and why in image["message"]
     assert "not retried" in image["message"] and image["retry"] == "1 never"
-    assert told["failed"] == 3  # each once, though each reconcile sees it
+    assert reported["failed"] == 3  # each once, though each reconcile sees it
 
 
-def test_hostile_images_take_bounded_processor_time(told):
-    assert told["cpu_s"] < MOST_CPU_S
+def test_hostile_images_take_bounded_processor_time(reported):
+    assert reported["cpu_s"] < MOST_CPU_S
 
 
-def test_image_of_another_project_is_prepared_concurrently(told):
-    honest = told["images"]["honest"]
+def test_image_of_another_project_is_prepared_concurrently(reported):
+    honest = reported["images"]["honest"]
     assert honest["state"] == "ready"
     # It came last.  A project leaves one worker to others, so it waits for one image at most.
-    hostile = sorted(told["images"][name]["s"] for name in ("aliased", "shared", "slow"))
+    hostile = sorted(reported["images"][name]["s"] for name in ("aliased", "shared", "slow"))
     assert honest["s"] < hostile[1]
 
 
-def test_empty_image_of_a_large_disk_takes_little_space_in_the_store(told):
-    empty = told["images"]["empty"]
+def test_empty_image_of_a_large_disk_takes_little_space_in_the_store(reported):
+    empty = reported["images"]["empty"]
     assert empty["state"] == "ready"
     assert empty["artefact_bytes"] < 2 * geometry.MIB

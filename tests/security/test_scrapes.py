@@ -5,7 +5,7 @@ import re
 import time
 import urllib.request
 
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -38,10 +38,10 @@ def test_scrapes_delay_no_cached_read_and_name_no_image(images, start):
     path = agent.image_path(images.add(data))
     assert path.read_bytes() == data
     names = read_all(agent, images, IMAGES)
-    rest_s = min(denials.p99_s(denials.reads(path, data)) for _ in range(ROUNDS))
-    with denials.scraping(port):
+    rest_s = min(dos_attacks.p99_s(dos_attacks.reads(path, data)) for _ in range(ROUNDS))
+    with dos_attacks.scraping(port):
         time.sleep(0.5)
-        beside_s = min(denials.p99_s(denials.reads(path, data)) for _ in range(ROUNDS))
+        beside_s = min(dos_attacks.p99_s(dos_attacks.reads(path, data)) for _ in range(ROUNDS))
     print(f"p99 of cached reads: {rest_s * 1000:.2f} ms, beside scrapes {beside_s * 1000:.2f} ms")
     assert beside_s < max(P99_S, 3 * rest_s)  # a busy machine is slow at rest
     text = shown(port)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from acstor_common.model import geometry
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.fakes import flood
 from tests.fakes import hosts
 from tests.fakes import qcow2_images
@@ -30,19 +30,22 @@ def test_compressed_reads_of_a_guest_do_not_wait_for_slow_clusters_of_another(im
     lines = 2 * READS * CHUNK // 36
     text = b"".join(b"line %d of text that compresses\n" % number for number in range(lines))
     data = text[: len(text) // CHUNK * CHUNK]
-    other, slow = qcow2_images.add(images, data), denials.slow_image(images)
+    other, slow = qcow2_images.add(images, data), dos_attacks.slow_image(images)
     agent = start(variants="no-read-ahead")
     path = agent.image_path(other)
     chunks = range(1, len(data) // CHUNK)
-    rest = denials.chunk_times_s(path, data, chunks[0 : 2 * READS : 2])
+    rest = dos_attacks.chunk_times_s(path, data, chunks[0 : 2 * READS : 2])
     with flood.reading(
-        agent.image_path(slow), denials.SLOW_CLUSTERS * 4, 4096, denials.CLUSTER // 4
+        agent.image_path(slow),
+        dos_attacks.SLOW_CLUSTERS * 4,
+        4096,
+        dos_attacks.CLUSTER // 4,
     ):
         time.sleep(0.2)
-        beside = denials.chunk_times_s(path, data, chunks[1 : 2 * READS : 2])
+        beside = dos_attacks.chunk_times_s(path, data, chunks[1 : 2 * READS : 2])
         read = agent.status()["images"][slow]["read"]["source"]["requests"]
-    for name, of in (("p99", denials.p99_s), ("median", statistics.median)):
+    for name, of in (("p99", dos_attacks.p99_s), ("median", statistics.median)):
         print(f"{name}: {of(rest) * 1000:.1f} ms, beside slow ones {of(beside) * 1000:.1f} ms")
-    assert read < denials.SLOW_CLUSTERS * 4  # they were being decoded all the time
-    assert denials.p99_s(beside) < max(AT_MOST * denials.p99_s(rest), NOISE_S)
+    assert read < dos_attacks.SLOW_CLUSTERS * 4  # they were being decoded all the time
+    assert dos_attacks.p99_s(beside) < max(AT_MOST * dos_attacks.p99_s(rest), NOISE_S)
     assert statistics.median(beside) < max(AT_MOST * statistics.median(rest), USUAL_NOISE_S)

@@ -130,7 +130,7 @@ ATTACKS: dict[str, tuple[hostile_vault.Answer, Work]] = {
     "hints without end": (hints, ask),
     "something always goes": (lambda tls, _head: tls.sendall(ok(b"5000")), drop),
     "a number of a million digits": (lambda tls, _head: tls.sendall(ok(b"9" * 1_000_000)), drop),
-    "names that were not asked": (lambda tls, _head: tls.sendall(ok(OTHER)), ask),
+    "unrequested names": (lambda tls, _head: tls.sendall(ok(OTHER)), ask),
     "disks without end": (lambda tls, _head: tls.sendall(ok(b"\n" * 2_000_000)), drop_all),
     "a server of another kind": (lambda tls, _head: tls.sendall(b"220 hello\r\n"), put),
 }

@@ -427,7 +427,7 @@ def test_second_daemon_does_not_start_in_the_same_folder(
         )
     )
     argv = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd", "--config-file", str(second)]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert told.returncode == 1 and "another process uses this vault" in told.stderr
+    reported = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert reported.returncode == 1 and "another process uses this vault" in reported.stderr
     with h1.client(h2) as client:
         client.put(object_names.VaultDisk(h1.name, DISK), [chunk(1)])

@@ -61,7 +61,7 @@ REQUESTS = {
 }
 
 
-def say(tls: ssl.SSLSocket, data: bytes) -> None:
+def send(tls: ssl.SSLSocket, data: bytes) -> None:
     tls.settimeout(ANSWER_S)
     with contextlib.suppress(OSError):
         tls.sendall(data)
@@ -90,7 +90,7 @@ def test_damaged_requests_leave_no_threads_and_descriptors(tmp_path: pathlib.Pat
             for seed in SEEDS:
                 rng = random.Random(f"{what} {seed}")
                 with h1.dial(h2) as tls:
-                    say(tls, bytes(mutations.mutate(sound, others, rng)))
+                    send(tls, bytes(mutations.mutate(sound, others, rng)))
         runs.wait_for(lambda: held(h2) == before, 20, f"what was held: {before}", h2.log)
         assert "Traceback" not in h2.log() and "failed" not in h2.log()
         for _ in range(connection_limit.CONNECTIONS_OF_HOST):

@@ -17,14 +17,14 @@ from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.fakes import hostile_vault
-from tests.fakes import kept_checkpoints
+from tests.fakes import vault_checkpoints
 from tests.lab import vaults
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CHUNKS = {n: os.urandom(CHUNK) for n in range(400)}
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CUT = geometry.Geometry(len(CHUNKS) * CHUNK, CHUNK)
-OWNER = kept_checkpoints.OWNER
+OWNER = vault_checkpoints.OWNER
 BEGINS_S = 10.0
 SHARE = 0.5
 DEADLINE_S = 60.0
@@ -91,25 +91,25 @@ class World:
     """A checkpoint in a real vault, and its reader."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.kept = kept_checkpoints.Kept(IMAGE, CUT, CHUNKS)
+        self.kept = vault_checkpoints.Kept(IMAGE, CUT, CHUNKS)
         self.honest = vaults.Vault(folder / "h2", "h2")
         self.reader = vaults.credentials_of(folder / "h4", "h4")
         self.hostile = vaults.credentials_of(folder / "h3", "h3")
 
     def put(self, owner: vaults.Vault) -> None:
-        disk = object_names.VaultDisk(OWNER, kept_checkpoints.VAULT_DISK)
+        disk = object_names.VaultDisk(OWNER, vault_checkpoints.VAULT_DISK)
         with owner.client(self.honest) as client:
             client.put(disk, [object_names.SealedChunk(*one) for one in self.kept.chunks.items()])
             client.put_manifest(disk, self.kept.manifest)
 
     def given(self) -> Given:
-        return kept_checkpoints.Link(self.kept).things
+        return vault_checkpoints.Link(self.kept).things
 
     def read(self, *others: tuple[str, int]) -> tuple[float, float]:
         """Read all chunks in order; return how long the manifest and the rest took."""
-        told = [(f"h{3 + n}", f"{ip}:{port}") for n, (ip, port) in enumerate(others)]
-        told.append(("h2", f"127.0.0.1:{self.honest.port}"))
-        recovery = self.kept.recovery(holders=told)
+        reported = [(f"h{3 + n}", f"{ip}:{port}") for n, (ip, port) in enumerate(others)]
+        reported.append(("h2", f"127.0.0.1:{self.honest.port}"))
+        recovery = self.kept.recovery(holders=reported)
         return trio.run(self._read, recovery)
 
     async def _read(self, recovery) -> tuple[float, float]:

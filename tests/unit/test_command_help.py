@@ -36,8 +36,8 @@ def every_parser(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[s
         if isinstance(action, argparse._SubParsersAction):
             said = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for word, below in action.choices.items():
-                for full, told, one in every_parser(f"{name} {word}", below):
-                    yield full, told or said.get(word, ""), one
+                for full, reported, one in every_parser(f"{name} {word}", below):
+                    yield full, reported or said.get(word, ""), one
 
 
 def faults(name: str, said: str, parser: argparse.ArgumentParser) -> Iterator[str]:

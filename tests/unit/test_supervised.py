@@ -71,8 +71,8 @@ def test_backoff_doubles_up_to_a_limit_and_restarts_after_a_steady_run() -> None
 
 def test_loop_that_keeps_failing_is_abandoned() -> None:
     again = backoff.Restarts()
-    told = [again.next_pause(1.0) for _ in range(backoff.MAX_FAILURES)]
-    assert None not in told[:-1] and told[-1] is None
+    reported = [again.next_pause(1.0) for _ in range(backoff.MAX_FAILURES)]
+    assert None not in reported[:-1] and reported[-1] is None
 
 
 class Loop:

@@ -152,11 +152,11 @@ def test_collected_texts_are_those_that_operators_see() -> None:
 
 
 def test_every_text_of_the_code_has_an_entry() -> None:
-    told = [pattern(quote) for page in PAGES for quote in quotes(page)]
+    reported = [pattern(quote) for page in PAGES for quote in quotes(page)]
     missing = [
         f"{path}: {text}"
         for text, path in said_by_the_code().items()
-        if not any(quote.search(text) for quote in told)
+        if not any(quote.search(text) for quote in reported)
     ]
     assert missing == []
 

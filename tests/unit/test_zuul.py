@@ -53,12 +53,12 @@ def test_playbook_runs_the_script() -> None:
 
 
 def test_devstack_job_loads_the_plugin_and_its_tempest_tests() -> None:
-    told = JOBS["acstor-tempest"]["vars"]
-    [name] = told["devstack_plugins"]
+    reported = JOBS["acstor-tempest"]["vars"]
+    [name] = reported["devstack_plugins"]
     assert f"define_plugin {name}\n" in (ROOT / "devstack/settings").read_text()
-    [tests] = [path.removeprefix(f"{CLONED_INTO}/") for path in told["tempest_plugins"]]
+    [tests] = [path.removeprefix(f"{CLONED_INTO}/") for path in reported["tempest_plugins"]]
     assert (ROOT / tests / "pyproject.toml").is_file()
-    regex = re.compile(told["tempest_test_regex"])
+    regex = re.compile(reported["tempest_test_regex"])
     modules = sorted((ROOT / tests).glob("*/tests/test_*.py"))
     assert modules
     names = [".".join(path.relative_to(ROOT / tests).with_suffix("").parts) for path in modules]

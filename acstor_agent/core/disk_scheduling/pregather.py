@@ -109,8 +109,8 @@ class Pregather(policy.SchedulingPolicy):
         if len(self._streams) >= self._limits.stream_limit:
             self._forget_silent()
         limits = self._limits
-        predicts = navigator.Navigator(limits.zone_bytes, limits.decay, limits.window_s)
-        profile = self._streams[stream] = stream_profile.StreamProfile(stream, predicts)
+        predictor = navigator.Navigator(limits.zone_bytes, limits.decay, limits.window_s)
+        profile = self._streams[stream] = stream_profile.StreamProfile(stream, predictor)
         return profile
 
     def _forget_silent(self) -> None:
@@ -252,8 +252,8 @@ class Pregather(policy.SchedulingPolicy):
         since_s = now_s - self._slice_began_s
         if since_s >= self._slice_s:
             return True
-        is_lent = since_s >= self._limits.slice_s and self._limits.lends_slices
-        return is_lent and any(self._has_overdue(queue, now_s) for queue in self._all.values())
+        is_extended = since_s >= self._limits.slice_s and self._limits.lends_slices
+        return is_extended and any(self._has_overdue(queue, now_s) for queue in self._all.values())
 
     def _has_overdue(self, queue: request_queue.RequestQueue, now_s: float) -> bool:
         mine = self._current.stream if self._current else None

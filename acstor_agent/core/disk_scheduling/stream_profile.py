@@ -12,21 +12,21 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
 from acstor_common.util import ewma
 
-MEMORY = 512  # requests over which intervals, distances and the indicators are averaged
-CLEAR_SHARE = 0.55  # from this share of seeks at zero on a stream has clear sub-regional locality
-GAIN = 10  # how much of a slice each 100 % above CLEAR_SHARE are worth (equation 8)
+AVERAGED_REQUESTS = 512  # of intervals, distances and the indicators
+CLEAR_LOCALITY = 0.55  # least share of seeks at zero of clear sub-regional locality
+SLICE_GAIN = 10  # growth of a slice for each 100 % above CLEAR_LOCALITY (equation 8)
 
 
 class StreamProfile:
-    """One stream; ``predicts``: its vNavigator, whose clock runs while the stream is served."""
+    """One stream; ``predictor``: its vNavigator, whose clock runs while the stream is served."""
 
-    def __init__(self, stream: requests.Stream, predicts: navigator.Navigator) -> None:
+    def __init__(self, stream: requests.Stream, predictor: navigator.Navigator) -> None:
         self.stream = stream
         self.queue = request_queue.RequestQueue()
-        self.navigator = predicts
-        self.interval_s = ewma.Ewma(MEMORY)
-        self.distance = ewma.Ewma(MEMORY)
-        self.at_zero = ewma.Ewma(MEMORY)
+        self.navigator = predictor
+        self.interval_s = ewma.Ewma(AVERAGED_REQUESTS)
+        self.distance = ewma.Ewma(AVERAGED_REQUESTS)
+        self.at_zero = ewma.Ewma(AVERAGED_REQUESTS)
         self.slice_s: float | None = None
         self.served_s = 0.0  # before the present slice
         self.in_service: requests.DiskRequest | None = None
@@ -34,7 +34,7 @@ class StreamProfile:
         self._arrived_stop: int | None = None
         self._dispatched_stop: int | None = None
         self._was_idle = False
-        self._next_detour_s = 0.0
+        self._next_overdue_s = 0.0
 
     def request_arrived(self, request: requests.DiskRequest, now_s: float, served_s: float) -> None:
         """Update the profile with a request; the stream has had the disk for ``served_s``."""
@@ -63,28 +63,28 @@ class StreamProfile:
 
     def overdue_request(self, served_s: float) -> requests.DiskRequest | None:
         """Return an overdue request, at most one in READ_EXPIRE_S."""
-        return self.queue.first_overdue(served_s) if served_s >= self._next_detour_s else None
+        return self.queue.first_overdue(served_s) if served_s >= self._next_overdue_s else None
 
     def dispatched(self, request: requests.DiskRequest, served_s: float) -> None:
         """Remove a request, and record the head position of the stream."""
         if request is self.overdue_request(served_s):
-            self._next_detour_s = served_s + requests.READ_EXPIRE_S
+            self._next_overdue_s = served_s + requests.READ_EXPIRE_S
         self.queue.remove(request)
         if self._dispatched_stop is not None:
             self.at_zero.add(request.offset == self._dispatched_stop)
         self._dispatched_stop = request.stop
         self.in_service = request
 
-    def begin_slice(self, first_s: float, region_bytes: int) -> float:
+    def begin_slice(self, base_s: float, region_bytes: int) -> float:
         """Return the length of the slice that begins (equation 8), halved after an idle one."""
         if self.distance.value > region_bytes:
-            length_s = first_s / 2
+            length_s = base_s / 2
         else:
-            length_s = first_s * max(1.0, (self.at_zero.value - CLEAR_SHARE) * GAIN)
+            length_s = base_s * max(1.0, (self.at_zero.value - CLEAR_LOCALITY) * SLICE_GAIN)
         self.slice_s = length_s / 2 if self._was_idle else length_s
         return self.slice_s
 
     def end_slice(self, served_s: float, is_idle: bool) -> None:
-        """Record the end of the stream's slice; ``is_idle``: none was pending before its end."""
+        """Record the end of the slice; ``is_idle``: the stream had no pending request before it."""
         self.served_s += served_s
         self._was_idle = is_idle

@@ -26,7 +26,7 @@ _WHY = {
 }
 
 _TOO_MANY = (
-    f"more than {replica_leases.IMAGES_OF_HOST} images are used here, so it is not replicated"
+    f"more than {replica_leases.MAX_IMAGES_PER_HOST} images are used here, so it is not replicated"
 )
 
 
@@ -70,7 +70,7 @@ class ReplicaHolders:
     ) -> None:
         """Set the hosts and images, up to the limit of images per host."""
         self._all_used = frozenset(used := list(used))
-        now_used = dict.fromkeys(used[: replica_leases.IMAGES_OF_HOST])
+        now_used = dict.fromkeys(used[: replica_leases.MAX_IMAGES_PER_HOST])
         wanted = dict.fromkeys(hosts)
         due_s = {host: at_s for host, at_s in self._due_s.items() if host in wanted}
         due_s |= {host: now_s for host in wanted if host not in due_s}
@@ -98,7 +98,7 @@ class ReplicaHolders:
             fresh = [leased_id for leased_id in ended if requested[leased_id] == TAKEN_BACK_TIMES]
             entries = [replica_messages.Lease(image_id, 0) for image_id in fresh]
             entries += [
-                replica_messages.Lease(leased_id, int(replica_leases.LEASE_S))
+                replica_messages.Lease(leased_id, int(replica_leases.MAX_LEASE_S))
                 for leased_id in self._used
             ]
             is_all = len(entries) <= replica_messages.MAX_REQUESTS

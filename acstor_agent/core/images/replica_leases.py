@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: images of which this host keeps its share for other hosts, until they expire."""
+"""Leases: other hosts lease this host's replicas of images until the leases expire."""
 
 import collections
 import math
@@ -7,14 +7,14 @@ import math
 from acstor_common.model import ids
 from acstor_common.wire.peer import replica_messages
 
-IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
-IMAGES = 1024  # beyond these, the host with the most images loses one
-LEASES = 1 << 18  # enough for 1,000 hosts with as many leases as they may have
-STEPS = 16  # most candidates to evict that are examined for one lease
-LEASE_S = float(replica_messages.MAX_LEASE_S)
+MAX_IMAGES_PER_HOST = replica_messages.MAX_REQUESTS
+MAX_IMAGES = 1024  # of all hosts; beyond it, one of the host with the most is evicted
+MAX_LEASES = 1 << 18  # enough for 1,000 hosts with as many leases as they may have
+MAX_CANDIDATES = 16  # images examined for eviction, for one lease
+MAX_LEASE_S = float(replica_messages.MAX_LEASE_S)
 """Long enough to restart the instances of a failed host on another one."""
-FORMER = ids.HostId("former-worker")
-"""Stands for all hosts with leases from before this worker started; their names are not stored."""
+FORMER_HOSTS = ids.HostId("former-worker")
+"""Stands for all hosts with leases of a former worker, whose names are not stored."""
 
 
 class Leases:
@@ -22,7 +22,7 @@ class Leases:
 
     >>> leases, h2 = Leases(), ids.HostId("h2")
     >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> leases.grant_lease(h2, image, lease_s=60.0, now_s=10.0), leases.until_s(image)
+    >>> leases.grant_lease(h2, image, lease_s=60.0, now_s=10.0), leases.expires_s(image)
     (True, 70.0)
     >>> leases.grant_lease(h2, image, lease_s=0.0, now_s=20.0), image in leases
     (True, False)
@@ -54,37 +54,37 @@ class Leases:
         """Return whether a host leases an image."""
         return host in self._until_s.get(image_id, ())
 
-    def until_s(self, image_id: ids.ImageId) -> float:
+    def expires_s(self, image_id: ids.ImageId) -> float:
         """Return when the last lease of an image ends."""
         return max(self._until_s.get(image_id, {}).values(), default=-math.inf)
 
     def grant_lease(
         self, host: ids.HostId, image_id: ids.ImageId, lease_s: float, now_s: float
     ) -> bool:
-        """Grant a lease of at most LEASE_S, or end it (0); return whether there was capacity."""
+        """Grant or extend a lease, or end it (0); return False beyond a limit."""
         holders = self._until_s.get(image_id, {})
         if lease_s <= 0:
             self._end(host, image_id)
             return True
-        if host not in holders and not self._make_room(host, image_id):
+        if host not in holders and not self._ensure_capacity(host, image_id):
             return False
         if host not in holders:
             self._counts[host] += 1
             self._total += 1
-        self._until_s.setdefault(image_id, {})[host] = now_s + min(lease_s, LEASE_S)
-        payer = self._charged_to.get(image_id, FORMER)
-        if payer == FORMER or self._charges[host] + 1 < self._charges[payer]:
+        self._until_s.setdefault(image_id, {})[host] = now_s + min(lease_s, MAX_LEASE_S)
+        charged = self._charged_to.get(image_id, FORMER_HOSTS)
+        if charged == FORMER_HOSTS or self._charges[host] + 1 < self._charges[charged]:
             self._charge(image_id, host)
         return True
 
-    def _make_room(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
-        limit = IMAGES if host == FORMER else IMAGES_OF_HOST
-        if self._counts[host] >= limit or self._total >= LEASES:
+    def _ensure_capacity(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
+        limit = MAX_IMAGES if host == FORMER_HOSTS else MAX_IMAGES_PER_HOST
+        if self._counts[host] >= limit or self._total >= MAX_LEASES:
             return False
-        if image_id in self._until_s or len(self._until_s) < IMAGES:
+        if image_id in self._until_s or len(self._until_s) < MAX_IMAGES:
             return True
-        for _ in range(STEPS):
-            most = self._who_has_most(host)
+        for _ in range(MAX_CANDIDATES):
+            most = self._most_charged_host(host)
             if most is None:
                 return False
             newest = next(
@@ -92,21 +92,21 @@ class Leases:
                 for candidate in reversed(self._until_s)
                 if self._charged_to[candidate] == most
             )
-            heir = min(self._until_s[newest], key=lambda candidate: self._charges[candidate])
-            if self._charges[heir] + 1 < self._charges[most]:
-                self._charge(newest, heir)
+            next_host = min(self._until_s[newest], key=lambda candidate: self._charges[candidate])
+            if self._charges[next_host] + 1 < self._charges[most]:
+                self._charge(newest, next_host)
                 continue
             for holder in self.hosts_of(newest):
                 self._end(holder, newest)
             return True
         return False
 
-    def _who_has_most(self, host: ids.HostId) -> ids.HostId | None:
-        """Return the host to take an image from, one with more images than ``host``."""
+    def _most_charged_host(self, host: ids.HostId) -> ids.HostId | None:
+        """Return a host to evict an image of, one with more images than ``host``."""
         enough = self._charges[host] + 1
-        others = [candidate for candidate in self._charges if candidate not in (host, FORMER)]
-        most = max(others, key=lambda candidate: self._charges[candidate], default=FORMER)
-        for candidate in (most, FORMER):
+        others = [candidate for candidate in self._charges if candidate not in (host, FORMER_HOSTS)]
+        most = max(others, key=lambda candidate: self._charges[candidate], default=FORMER_HOSTS)
+        for candidate in (most, FORMER_HOSTS):
             if candidate != host and self._charges[candidate] > enough:
                 return candidate
         return None

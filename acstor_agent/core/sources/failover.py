@@ -139,5 +139,5 @@ class Failover:
 
 def is_transient(failure: errors.ChunkUnavailable) -> bool:
     """Return whether a source did not answer; an overloaded one was not even asked."""
-    is_crowd = isinstance(failure, errors.SourceOverloaded)
-    return isinstance(failure, errors.SourceUnreachable) and not is_crowd
+    is_overloaded = isinstance(failure, errors.SourceOverloaded)
+    return isinstance(failure, errors.SourceUnreachable) and not is_overloaded

@@ -96,12 +96,12 @@ class Context:
     ) -> list[ids.HostId]:
         """Return the hosts that this host, acting as home, asks before the source."""
         ref = transfer.first_ref
-        given = self._source_access(ref.image_id, ref.offset)
-        if given is placement.SourceAccess.WHOLE_HERE:
+        access = self._source_access(ref.image_id, ref.offset)
+        if access is placement.SourceAccess.WHOLE_HERE:
             return []
         ring = self.ring
         found = ring.upstreams_of(ref.ring_position, requester, is_moved)
-        if given is placement.SourceAccess.WHOLE:
+        if access is placement.SourceAccess.WHOLE:
             return ring.with_image_homes(found, ref.image_id)
         nearer = [(host, self._nearer_upstream(transfer, host)) for host in found]
         no_others = (None, ring.own_host, requester)
@@ -126,18 +126,18 @@ class Context:
 
     def reachable_holders(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the holders of a chunk that may be asked instead of its home."""
-        return self._givers(ref.ring_position, self.locations.holders_of_chunk(ref))
+        return self._eligible_holders(ref.ring_position, self.locations.holders_of_chunk(ref))
 
-    def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
+    def _eligible_holders(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
         if not holders:
             return holders
         ring = self.ring
-        spared = ring.own_host, ring.home(place)
+        excluded = ring.own_host, ring.home(place)
         return [
             host
             for host in holders
-            if host not in spared
-            and ring.is_giver(host)
+            if host not in excluded
+            and ring.may_serve(host)
             and not self.peers.is_in_backoff(host, self.now)
         ]
 
@@ -145,6 +145,6 @@ class Context:
         """Return the bitmap of the chunks in the segment of ``ref`` with such holders."""
         bits_of = dict(self.locations.holders_of_segment(ref))
         bits = 0
-        for host in self._givers(ref.ring_position, [*bits_of]):
+        for host in self._eligible_holders(ref.ring_position, [*bits_of]):
             bits |= bits_of[host]
         return bits

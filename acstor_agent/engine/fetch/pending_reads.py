@@ -72,14 +72,14 @@ class PendingReads:
         priority: Priority,
         token: Hashable | None,
         deadline_s: float,
-        is_patient: bool,
+        is_retried: bool,
         guest: Hashable = None,
     ) -> None:
         """See :meth:`Engine.request_chunks`."""
         is_guest = priority is GUEST
         if not is_guest and priority not in prefetch_limits.PREFETCH_PRIORITIES:
             raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
-        waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
+        waiter = Waiter(token, list(batch), is_retried and is_guest, deadline_s)
         if token is not None:
             self._add_waiter(waiter)
         is_source_first = is_guest and self._choose_source_first()
@@ -287,9 +287,9 @@ class PendingReads:
 
     def _fail_impatient(self, transfer: Transfer, failure: Failure, why: str) -> None:
         entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
-        transfer.waiters = [entry for entry in entries if entry[0].is_patient]
+        transfer.waiters = [entry for entry in entries if entry[0].is_retried]
         for waiter, _ in entries:
-            if not waiter.is_patient:
+            if not waiter.is_retried:
                 self._complete(waiter, failure, why)
 
     def lookup_failed(

@@ -29,7 +29,7 @@ class PrefetchLimits:
     """Prefetch queues, each with ``limit`` chunks under way (the last may exceed it)."""
 
     def __init__(self, limit: int) -> None:
-        self.has_room = True  # False while the cache is full or behind with its writes
+        self.has_space = True  # False while the cache is full or behind with its writes
         self._limits = dict.fromkeys(PREFETCH_PRIORITIES, limit)
         self._limits[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
         self._left = self._limits.copy()  # chunks that may start
@@ -83,7 +83,7 @@ class PrefetchLimits:
     def start_queued(self) -> Iterator[Transfer]:
         """Yield the transfers that may start now, and count them as started."""
         for queue in PREFETCH_PRIORITIES:
-            while self.has_room and self._left[queue] > 0:
+            while self.has_space and self._left[queue] > 0:
                 transfer = self.waiting.take_by_priority(queue)
                 if transfer is None:
                     break

@@ -286,9 +286,9 @@ class RequestsOut:
         timeout_at_s = attempt.sent_s + self.timeout_s
         if attempt.track is Track.RELAY:
             return timeout_at_s  # keepalives do not extend a relay: the source is an alternative
-        heard_s = self._peers.get_or_create(attempt.host).last_heard_s
+        last_heard_s = self._peers.get_or_create(attempt.host).last_heard_s
         longest_s = attempt.sent_s + MAX_TIMEOUTS * self.timeout_s
-        return min(max(timeout_at_s, heard_s + self.timeout_s), longest_s)
+        return min(max(timeout_at_s, last_heard_s + self.timeout_s), longest_s)
 
     def flush(self, now: float) -> None:
         """Set one timer for the attempts that are new or raised in this event."""

@@ -43,7 +43,7 @@ class Responses:
         pending: pending_reads.PendingReads,
     ) -> None:
         self._context, self._read_through, self._pending = context, through, pending
-        self.denied = 0  # announced chunks that the announcing host denied
+        self.false_announcements = 0  # chunks that the announcing host did not have
 
     def chunks_received(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take chunks of a peer, by number."""
@@ -108,7 +108,7 @@ class Responses:
                 context.announcements.limits.penalize_peer(
                     attempt.host, announcements.DENIAL_COST, context.now
                 )
-                self.denied += 1
+                self.false_announcements += 1
         if attempt in transfer.attempts:
             self._pending.selection.attempt_failed(attempt, failure)
         elif transfer.relay is attempt:

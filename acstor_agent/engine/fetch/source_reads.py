@@ -110,8 +110,8 @@ class SourceReads:
     @property
     def is_full(self) -> bool:
         """Whether reads are queued because of those under way."""
-        is_spared = self._full_flow is not None or self._held_by_background >= self._slots_of_flow
-        return bool(self._queue) and (is_spared or len(self._ranges) >= self._slots)
+        is_limited = self._full_flow is not None or self._held_by_background >= self._slots_of_flow
+        return bool(self._queue) and (is_limited or len(self._ranges) >= self._slots)
 
     def read(
         self,

@@ -53,7 +53,7 @@ class SourceSelection:
     ) -> None:
         self._context, self._read_through, self._failures = context, through, failures
         self.preference = source_preference.SourcePreference()
-        self.fallbacks = self.source_firsts = 0
+        self.failovers = self.source_preferred = 0
 
     def start_fetch(self, transfer: Transfer, is_source_first: bool = False) -> None:
         """Start a fetch."""
@@ -159,7 +159,7 @@ class SourceSelection:
         source, home = Provider(None, Mode.HOME, refs), ring.home(ref.ring_position)
         is_own = home is None or home == ring.own_host
         if is_source_first and not is_own:
-            self.source_firsts += transfer.chunk_count
+            self.source_preferred += transfer.chunk_count
             yield source
         if not (is_own or transfer.priority.asks_holders_only):
             yield from self._predecessor(transfer, home)
@@ -224,7 +224,7 @@ class SourceSelection:
         """Ask under the next name, or ask the next provider."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
-        self.fallbacks += 0 if attempt.is_excused(failure) else transfer.chunk_count
+        self.failovers += 0 if attempt.is_excused(failure) else transfer.chunk_count
         if attempt.host is not None and not attempt.mode.reads_source:
             context.lockstep.peer_failed(attempt.first_ref.image_id, attempt.host)
         if attempt.priority is GUEST:

@@ -39,7 +39,7 @@ class RingView:
         self._former_near = former.group_of(self.own_host) if former is not None else None
         self._outer = table.outer_group_of(self.own_host)
         self._failed_departed: set[ids.HostId] = set()
-        self._is_giver_cache: dict[ids.HostId, bool] = {}  # hosts of the current table
+        self._may_serve_cache: dict[ids.HostId, bool] = {}  # hosts of the current table
         rings = (table, self.near, self._outer, former, self._former_near)
         self._rings = tuple({id(ring): ring for ring in rings if ring is not None}.values())
         self._owners_of_arcs: dict[Hashable, Owners] = {}
@@ -113,14 +113,14 @@ class RingView:
         """Return the home of a position among the hosts that are nearer than ``far``."""
         return placement.nearer_home(self.table, self.own_host, oid, far)
 
-    def is_giver(self, host: ids.HostId) -> bool:
+    def may_serve(self, host: ids.HostId) -> bool:
         """Return whether a host may be asked or named as a holder: near, and not deprioritized."""
-        is_giver = self._is_giver_cache.get(host)
-        if is_giver is None:
-            is_giver = self.is_near(host) and not self.table.is_deprioritized(host)
+        may_serve = self._may_serve_cache.get(host)
+        if may_serve is None:
+            may_serve = self.is_near(host) and not self.table.is_deprioritized(host)
             if host in self.table:
-                self._is_giver_cache[host] = is_giver
-        return is_giver
+                self._may_serve_cache[host] = may_serve
+        return may_serve
 
     def upstreams_of(
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool

@@ -26,7 +26,7 @@ class ServedCopies:
     def may_name(self, host: ids.HostId) -> bool:
         """Return whether peers may be referred to a host."""
         context = self._context
-        return context.ring.is_giver(host) and not context.peers.is_in_backoff(host, context.now)
+        return context.ring.may_serve(host) and not context.peers.is_in_backoff(host, context.now)
 
     def record_served(
         self, host: ids.HostId, refs: Sequence[chunk_ref.ChunkRef], priority: priority.Priority

@@ -215,7 +215,7 @@ class BackgroundFill:
                 with trio.move_on_after(slice_s + fetch_s):
                     await self._fetch_some(filling, ahead)
                 for number in ahead.missing_items():
-                    what = read_request.in_words(self._chunks.chunk_ref_of(part.map, number))
+                    what = read_request.describe_chunk(self._chunks.chunk_ref_of(part.map, number))
                     filling.chunk_failed(number, f"{what} did not arrive in {fetch_s:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.missing or not filling.came:
@@ -231,12 +231,12 @@ class BackgroundFill:
     async def _fetch_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
-        while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
+        while (wait_s := await self._request_some(filling, ahead)) is not None or ahead:
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
                 for number, outcome in await ahead.wait_for_arrivals():
                     self._take(filling, number, outcome)
 
-    async def _ask_some(
+    async def _request_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> float | None:
         """Request what the rate allows; return seconds until the next request, None: not now."""

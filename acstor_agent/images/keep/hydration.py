@@ -157,8 +157,8 @@ class Hydration:
             known.part = known.left_bytes = None
             known.missing.clear()
             is_due = True
-        is_other_room = known.changes_at_failure != self._pins.changes
-        if is_due and is_other_room and self._may_attach(image_id, known):
+        have_pins_changed = known.changes_at_failure != self._pins.changes
+        if is_due and have_pins_changed and self._may_attach(image_id, known):
             known.counted_s = trio.current_time()
             await self._pin_image(image_id, known, is_replica=is_replica)
 
@@ -181,7 +181,7 @@ class Hydration:
         changes: dict[str, object] = {"is_replica": is_replica}
         pin = self._pins.get(image_id)
         until_s = self._replicas.leased_until_s(image_id) if self._replicas else 0.0
-        if pin is not None and abs(until_s - pin.leased_until_s) > replica_leases.LEASE_S / 4:
+        if pin is not None and abs(until_s - pin.leased_until_s) > replica_leases.MAX_LEASE_S / 4:
             changes["leased_until_s"] = until_s
         await self._pins.change_pin(image_id, **changes)
 

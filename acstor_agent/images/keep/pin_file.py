@@ -16,7 +16,7 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-FILE = "pins.json"
+FILE_NAME = "pins.json"
 
 Pins = dict[ids.ImageId, pin_record.ImagePin]
 
@@ -25,7 +25,7 @@ class PinFile:
     """The pins in the state folder."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
-        self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
+        self._path, self._maps_dir = state_dir / FILE_NAME, state_dir / "maps"
 
     def read(self) -> Pins | None:
         """Return the pins in the file; None if it is lost."""
@@ -42,7 +42,7 @@ class PinFile:
         """Write the file, or raise OSError if the write failed; the former file is intact."""
         _write(self._path, pin_record.encode(pins.values()))
 
-    def derive_pins(self) -> Pins:
+    def pins_of_attached(self) -> Pins:
         """Return pins of all attached images, most recently touched first."""
         stamps = {}
         with contextlib.suppress(OSError):  # Mirrors logs it
@@ -52,7 +52,7 @@ class PinFile:
         last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
         return {image_id: pin_record.ImagePin(image_id, stamps[image_id]) for image_id in last}
 
-    def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
+    def open_map(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
         """Return the chunk map of an image; None if it is lost."""
         try:
             path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).file_name

@@ -84,10 +84,10 @@ class ImagePins:
     def load(self) -> None:
         """Pin images of the pin file that have chunk maps, before the cache is opened; blocks."""
         kept = self._file.read()
-        all_pins = self._file.derive_pins() if kept is None else kept
+        all_pins = self._file.pins_of_attached() if kept is None else kept
         # Images used here have precedence.
         for image_id, pin in sorted(all_pins.items(), key=lambda item: item[1].is_replica):
-            image_map = self._file.map_of(image_id)
+            image_map = self._file.open_map(image_id)
             if image_map is None:
                 if kept is not None:
                     self._kept[image_id] = pin

@@ -41,10 +41,10 @@ MAP_BYTES = 32 * geometry.MIB
 """Longest chunk map to download for another host: of 64 GiB in chunks of 64 KiB."""
 MAPS_BYTES_OF_HOST = 64 * geometry.MIB  # limit of maps that are here because of one other host
 MAPS_BYTES = 256 * geometry.MIB  # limit of maps that are here because of all other hosts
-NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.IMAGES_OF_HOST)
+NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.MAX_IMAGES_PER_HOST)
 """New images per host, each of which may cause a source access."""
 HOSTS = 4096
-REMEMBERED = 4 * replica_leases.IMAGES
+REMEMBERED = 4 * replica_leases.MAX_IMAGES
 
 State = replica_messages.ShareState
 
@@ -106,12 +106,12 @@ class Replication:
         """Return when the last lease of an image ends, wall clock; 0 if none."""
         if image_id not in self._leases:
             return 0.0
-        return self._unix_time() + self._leases.until_s(image_id) - self._clock()
+        return self._unix_time() + self._leases.expires_s(image_id) - self._clock()
 
     def restore_lease(self, image_id: ids.ImageId, until_s: float) -> None:
         """Restore a lease from before a restart."""
         left_s = max(self._limits.grace_s, until_s - self._unix_time())
-        self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
+        self._leases.grant_lease(replica_leases.FORMER_HOSTS, image_id, left_s, self._clock())
 
     def report_received(self, host: ids.HostId, notification: peer_wire.Notification) -> None:
         """Process an unsolicited message of a peer."""
@@ -137,7 +137,7 @@ class Replication:
             self._new.charge_tokens(host, 1, now_s)
         if lease.lease_s:
             owed = self._due_reports.setdefault(host, {})
-            if len(owed) < replica_leases.IMAGES_OF_HOST:
+            if len(owed) < replica_leases.MAX_IMAGES_PER_HOST:
                 owed[lease.image_id] = None
 
     def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
@@ -198,12 +198,12 @@ class Replication:
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
-            is_soon = (
+            is_rate_limited = (
                 isinstance(share, LocalShare) and share.left_bytes and isinstance(last, LocalShare)
             )
             hosts = self._leases.hosts_of(image_id)
             every_s = max(self._limits.report_interval_s, replica_holders.PER_HOST_S * len(hosts))
-            if share == last or (is_soon and now_s < at_s + every_s):
+            if share == last or (is_rate_limited and now_s < at_s + every_s):
                 continue
             self._last[image_id] = share, now_s
             for host in hosts:
@@ -240,7 +240,7 @@ class Replication:
     def _answer(self, table: hash_ring.Ring) -> None:
         for host in list(self._due_reports)[:AT_A_TIME]:
             owed = list(self._due_reports.pop(host))
-            if host == replica_leases.FORMER or host not in table:
+            if host == replica_leases.FORMER_HOSTS or host not in table:
                 continue
             found = [self._share_for(host, image_id, table.epoch) for image_id in owed]
             for epoch in {epoch for epoch, _ in found}:

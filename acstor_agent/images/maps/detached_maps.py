@@ -100,7 +100,7 @@ class DetachedMaps:
         self._total_load_rate: token_buckets.TokenBuckets[None] = token_buckets.TokenBuckets(
             LOADS_IN_ALL, 1
         )
-        self._said = log_limit.LogLimit(LOG_INTERVAL_S)
+        self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
         self.refused = 0  # loads refused because a host exceeded its rate
 
     @property
@@ -194,7 +194,7 @@ class DetachedMaps:
         ):
             return
         self.refused += 1
-        if (untold := self._said.take_line(host, now)) is not None:
+        if (untold := self._log_limit.take_line(host, now)) is not None:
             LOG.warning(
                 "%s requests images that are not on this host too often, last %s: refused (and "
                 "%d like it)",

@@ -356,7 +356,7 @@ class BootSession:
         ref = chunks.chunk_ref_at(*of, offset, frame.stored_bytes, frame.cid)
         timeout_s = self._host.frame_timeout_s
         loading = self.loading
-        fetched = await chunks.fetch_chunk(ref, priority, timeout_s, is_patient=False)
+        fetched = await chunks.fetch_chunk(ref, priority, timeout_s, is_retried=False)
         loading.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what

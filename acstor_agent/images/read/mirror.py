@@ -278,7 +278,7 @@ class Mirror:
 
     async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:
         """Fill ``view`` from ``offset``; all missing chunks are requested before the first wait."""
-        if steps is None or self._has_come(steps):
+        if steps is None or self._has_arrived(steps):
             steps = self._plan(offset, len(view))
         missing: list[int] = []
         are_others = False
@@ -289,18 +289,18 @@ class Mirror:
         if not missing:
             await self._fill_others(offset, view, steps)
             return
-        with self._wish(missing) as request:
+        with self._request_missing(missing) as request:
             if are_others:
                 await self._fill_others(offset, view, steps, frozenset(missing))
             self._put_all(offset, view, missing, await request.wait())
 
-    def _has_come(self, steps: list[_Step]) -> bool:
+    def _has_arrived(self, steps: list[_Step]) -> bool:
         cids = [cid for step in steps if step.cids is not None for cid in step.cids]
         return any(map(self._chunks.has_chunk, cids)) or any(
             map(self.boots.in_memory.__contains__, cids)
         )
 
-    def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
+    def _request_missing(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.guest_requested(numbers)
         refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.request_chunks(
@@ -365,7 +365,7 @@ class Mirror:
         for chunk_no in numbers:
             is_local = self._chunks.has_chunk(self.map.cid_of(chunk_no))
             (local if is_local else missing).append(chunk_no)
-        with self._wish(missing) if missing else contextlib.nullcontext() as request:
+        with self._request_missing(missing) if missing else contextlib.nullcontext() as request:
             for chunk_no in local:
                 start = max(0, chunk_no * self._chunk_bytes - offset)
                 stop = min((chunk_no + 1) * self._chunk_bytes - offset, len(view))

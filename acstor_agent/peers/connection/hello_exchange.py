@@ -29,7 +29,7 @@ class Admission(Protocol):
         """
 
     def hosts_at(self, ip: str) -> int:
-        """Return the number of admitted hosts at an address (``handshake_limits``)."""
+        """Return the number of admitted hosts at an address (``unauthenticated_connections``)."""
 
 
 async def send_hello(

@@ -176,7 +176,7 @@ class DownloadSource(base.Source):
             if copy.failure is None:
                 return copy
             if trio.current_time() < copy.last_used_s + self.limits.retry_s:
-                raise copy.failure_of(stop)
+                raise copy.new_failure(stop)
         end_bytes = location.size_bytes
         if blob.kind is not base.BlobKind.CHUNK_MAP and (
             why := self._delegated_host(blob.image_id)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One copy: a blob that is streamed into an unnamed file of this host.
+"""Full download: one stream of a whole blob into an unlinked file of this host.
 
-Readers use what has arrived while the rest arrives. A broken stream is restarted from the
-beginning, and skips what is here. No more is accepted than Glance's record states.
+Readers use the received part while the rest arrives. A broken stream is restarted from the
+beginning, and skips the received part. It accepts no more bytes than Glance's record states.
 """
 
 import contextlib
@@ -53,10 +53,10 @@ class StreamLimits:
 
     window_s: float = WINDOW_S
     min_bytes: int = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
-    tries: int = 10  # starts of it
-    fruitless_tries: int = 3  # in a row, without progress
-    first_pause_s: float = 0.5  # between tries
-    longest_pause_s: float = 10.0
+    max_attempts: int = 10
+    max_failures: int = 3  # in a row, without progress
+    min_pause_s: float = 0.5  # between attempts
+    max_pause_s: float = 10.0
 
 
 class _Enough(Exception):
@@ -64,7 +64,7 @@ class _Enough(Exception):
 
 
 class FullDownload:
-    """A copy; call :meth:`download_all` in a block of :meth:`download_during`."""
+    """One download; call :meth:`download_all` in a block of :meth:`download_during`."""
 
     def __init__(
         self,
@@ -130,13 +130,13 @@ class FullDownload:
             self._close_unused()
 
     async def wait_for(self, stop: int, until_s: float) -> None:
-        """Wait until all before ``stop`` is here, up to ``until_s``, or raise ChunkUnavailable."""
+        """Wait until the bytes before ``stop`` are here; raise ChunkUnavailable at ``until_s``."""
         self._stops.append(stop)
         try:
             with trio.move_on_at(until_s):
                 while self.received_bytes < stop:
                     if self.failure is not None:
-                        raise self.failure_of(stop)
+                        raise self.new_failure(stop)
                     if self._taken_bytes >= stop and self._held:
                         await self._write()
                     else:
@@ -147,8 +147,8 @@ class FullDownload:
             why = f"it is downloaded as one stream, which is not there yet: {self.progress}"
             raise errors.ChunkRefused(self.blob.file_name, self._where, why)
 
-    def failure_of(self, stop: int) -> errors.ChunkUnavailable:
-        """Return a new error for a reader."""
+    def new_failure(self, stop: int) -> errors.ChunkUnavailable:
+        """Return a new error of the same class as :attr:`failure`, for a reader."""
         assert self.failure is not None
         kind = next(kind for kind in _KINDS if isinstance(self.failure, kind))
         return kind(f"{self.blob.file_name} up to byte {stop}", self._where, self.failure.why)
@@ -206,34 +206,34 @@ class FullDownload:
             self._close_unused()
 
     async def download_all(
-        self, folder: pathlib.Path, rng: random.Random, pour: StreamBlob
+        self, folder: pathlib.Path, rng: random.Random, stream_blob: StreamBlob
     ) -> None:
         """Download all to the file system of ``folder``; raise ChunkUnavailable or OSError."""
         self._descriptor = await self.in_thread(lambda: _open_unlinked(folder))
-        await self._stream(pour, rng)
+        await self._stream(stream_blob, rng)
         if self.end_bytes == self.location.size_bytes:
             await self._check_hash()
 
-    async def _stream(self, pour: StreamBlob, rng: random.Random) -> None:
-        fruitless, limits = 0, self._limits
-        for left in reversed(range(limits.tries)):
+    async def _stream(self, stream_blob: StreamBlob, rng: random.Random) -> None:
+        failures, limits = 0, self._limits
+        for left in reversed(range(limits.max_attempts)):
             before = self.received_bytes
             self._streamed_bytes = 0
             try:
-                return await self._once(pour)
+                return await self._once(stream_blob)
             except errors.SourceUnreachable as error:
                 await self._write()
-                fruitless = 0 if self.received_bytes > before else fruitless + 1
-                if not left or fruitless == limits.fruitless_tries:
+                failures = 0 if self.received_bytes > before else failures + 1
+                if not left or failures == limits.max_failures:
                     raise
                 LOG.info("%s; restarting the download, %s", error, self.progress)
-            pause_s = backoff.pause_s(fruitless, limits.first_pause_s, limits.longest_pause_s)
+            pause_s = backoff.pause_s(failures, limits.min_pause_s, limits.max_pause_s)
             await trio.sleep(pause_s * rng.uniform(0.5, 1))
 
-    async def _once(self, pour: StreamBlob) -> None:
+    async def _once(self, stream_blob: StreamBlob) -> None:
         self._window_bytes, limits = 0, self._limits
         with trio.move_on_after(limits.window_s) as self._window, contextlib.suppress(_Enough):
-            await pour(self._take)
+            await stream_blob(self._take)
         if self._window.cancelled_caught:
             why = f"less than {limits.min_bytes} bytes of it arrived in {limits.window_s:g} s"
             raise errors.SourceUnreachable(self.blob.file_name, self._where, why)
@@ -314,11 +314,11 @@ def _close_soon(descriptor: int) -> trio.Event:
     """Close a file in a thread, since deletion takes seconds per GiB."""
     closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
-    def tell(_: object) -> None:
+    def notify(_: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):
             token.run_sync_soon(closed.set)
 
-    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), tell)
+    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), notify)
     return closed
 
 

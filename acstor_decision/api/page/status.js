@@ -264,14 +264,14 @@ function showFlows({ hosts, flows }) {
     return;
   }
   const names = hosts.toSorted();
-  if (flows.some((flow) => !flow.giver || !flow.receiver)) names.push("");
+  if (flows.some((flow) => !flow.sender || !flow.receiver)) names.push("");
   const total = mib(sum(flows.map((flow) => flow.bytes)));
   const words = `${hosts.length} hosts exchanged ${total}; the table below has the numbers`;
   replace("picture", flowPicture(names, flows, words), paragraph(words));
   const shown = flows.slice(0, MAX_FLOW_ROWS);
   replace("flows", table(`The ${shown.length} largest of ${flows.length}`,
     ["Giver", "Receiver", "#Bytes"], shown.map((flow) =>
-      [nameCell(hostName(flow.giver)), nameCell(hostName(flow.receiver)), mib(flow.bytes)])));
+      [nameCell(hostName(flow.sender)), nameCell(hostName(flow.receiver)), mib(flow.bytes)])));
 }
 
 const hostName = (name) => name || "all other hosts";
@@ -288,8 +288,8 @@ function flowPicture(names, flows, words) {
   }));
   const most = Math.max(...flows.map((flow) => flow.bytes));
   const bands = flows.toReversed().map((flow) => {
-    const [from, to] = [places.get(flow.giver), places.get(flow.receiver)];
-    const label = `${hostName(flow.giver)} gave ${hostName(flow.receiver)} ${mib(flow.bytes)}`;
+    const [from, to] = [places.get(flow.sender), places.get(flow.receiver)];
+    const label = `${hostName(flow.sender)} sent ${hostName(flow.receiver)} ${mib(flow.bytes)}`;
     const width = Math.max(1.5, (22 * flow.bytes) / most);
     return svg("path", { class: "flow", fill: from.colour, d: band(from, to, middle, width) },
       svg("title", {}, label));
@@ -299,7 +299,7 @@ function flowPicture(names, flows, words) {
   return svg("svg", { viewBox: box, role: "img", "aria-label": words }, bands, marks);
 }
 
-/** Return the outline of a curve from a giver, where it is wide, to a receiver. */
+/** Return the outline of a curve from a sender, where it is wide, to a receiver. */
 function band(from, to, middle, width) {
   const length = Math.hypot(to.x - from.x, to.y - from.y) || 1;
   const side = { x: (from.y - to.y) / length, y: (to.x - from.x) / length };

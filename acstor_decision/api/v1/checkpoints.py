@@ -171,15 +171,15 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
     request = random.getrandbits(image_actions.REQUEST_BITS)
     latest = call.store.list_checkpoints("", 1, instance_id, "")
-    heard = _request_checkpoint(call, instance_id, server.host, request)
-    if heard.why:
-        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"{server.host}: {heard.why}")
+    reply = _request_checkpoint(call, instance_id, server.host, request)
+    if reply.why:
+        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"{server.host}: {reply.why}")
     return AcceptedCheckpoint(
         request=request,
         instance_id=instance_id,
         host=server.host,
         latest=latest[0].checkpoint_id if latest else None,
-        previous_number=heard.number,
+        previous_number=reply.number,
     )
 
 
@@ -193,28 +193,28 @@ def _request_checkpoint(
             why = f"acstor-checkpointd of {host} does not answer: see its log there"
             raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
         trust = call.authority.load_trust_state()
-        certificate, heard = signed_messages.verify_from_host(
+        certificate, reply = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT_HEARD, trust.ca, checkpoint_messages.CheckpointReply
         )
         fault = trust.why_untrusted(certificate, call.wall())
-        if not fault and (certificate.host, heard.host, heard.request) != (host, host, request):
+        if not fault and (certificate.host, reply.host, reply.request) != (host, host, request):
             fault = "it belongs to another request or another host"
     except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
         fault = str(e)
     if fault:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"the response of {host}: {fault}")
-    return heard
+    return reply
 
 
 def delete(call: operation.Call) -> DeletedCheckpoint:
     """Delete a checkpoint unless a recovery may be using it."""
     row, now_s = _row(call), call.wall()
-    if not call.body.force and checkpoint_queries.is_recovered(row, now_s):
+    if not call.body.force and checkpoint_queries.is_protected(row, now_s):
         assert row.recovered_s is not None
         why = (
             f"a recovery from checkpoint {row.checkpoint_id} began at {_moment(row.recovered_s)} "
             f"and may still read it. It can be deleted once the server has a checkpoint of its new "
-            f"host, and from {_moment(row.recovered_s + checkpoint_queries.RECOVERY_S)} on; "
+            f"host, and from {_moment(row.recovered_s + checkpoint_queries.PROTECTION_S)} on; "
             "--force "
             "deletes it now"
         )

@@ -186,7 +186,7 @@ def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
     known = {row.host: row for row in call.store.list_hosts()}
     owners = rings.current_owners(call)
     for name in sorted(name for name in {*enrolled, *known} if name > marker):
-        row = known.get(name) or _unheard(name)
+        row = known.get(name) or _host_without_samples(name)
         yield Host(**_fields(call, row, enrolled.get(name), owners))
 
 
@@ -198,7 +198,7 @@ def show_host(call: operation.Call) -> HostDetail:
         enrolled = None
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
-    row = row or _unheard(name)
+    row = row or _host_without_samples(name)
     health = sample_queries.health_of(row)
     return HostDetail(
         **_fields(call, row, enrolled, rings.current_owners(call)),
@@ -207,7 +207,7 @@ def show_host(call: operation.Call) -> HostDetail:
     )
 
 
-def _unheard(name: str) -> models.Host:
+def _host_without_samples(name: str) -> models.Host:
     columns = models.Host.__table__.columns
     defaults = {column.key: column.default.arg for column in columns if column.default is not None}
     return models.Host(host=name, **defaults)

@@ -21,7 +21,7 @@ def needed(call: operation.Call) -> decision_messages.NeededImages:
     return decision_messages.NeededImages(
         images=found.image_ids,
         is_complete=found.is_complete,
-        last_sample_s=found.heard_s,
+        last_sample_s=found.last_sample_s,
         first_sample_s=found.known_since_s,
         silent_hosts=found.silent_hosts,
         now_s=now_s,

@@ -188,11 +188,11 @@ def _listeners(call: operation.Call, now_s: float) -> list[cloud_state.ListenerS
 def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
     """Return hosts that sent samples, enrolled or wait, except revoked ones."""
     enrolled = {row.host: row for row in call.store.list_enrolments()}
-    heard = {row.host: row for row in call.store.list_hosts()}
+    reporting = {row.host: row for row in call.store.list_hosts()}
     asked = {name for name, row in enrolled.items() if row.state in _ASKED}
     gone = {name for name, row in enrolled.items() if row.state in _OUT}
-    names = sorted({*heard, *asked} - gone)
-    return [(heard.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
+    names = sorted({*reporting, *asked} - gone)
+    return [(reporting.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
 
 
 _ASKED = (enrolment_rules.EnrolmentState.WAITING, enrolment_rules.EnrolmentState.ENROLLED)
@@ -202,13 +202,13 @@ _OUT = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.F
 def _host(
     call: operation.Call, row: models.Host, enrolled: models.Enrolment | None
 ) -> cloud_state.HostStatus:
-    is_heard = hosts.is_up(call, row)
+    is_up = hosts.is_up(call, row)
     return cloud_state.HostStatus(
         name=row.host,
-        is_heard=is_heard,
-        unheard_s=_unheard_s(row, enrolled, call.wall()),
+        is_up=is_up,
+        no_sample_s=_no_sample_s(row, enrolled, call.wall()),
         is_drained=bool(row.is_drained),
-        is_overloaded=is_heard and bool(row.overloaded_in_a_row),
+        is_overloaded=is_up and bool(row.overloaded_in_a_row),
         epoch=row.ring_epoch or 0,
         is_waiting=enrolled is not None
         and enrolled.state == enrolment_rules.EnrolmentState.WAITING,
@@ -217,7 +217,7 @@ def _host(
     )
 
 
-def _unheard_s(row: models.Host, enrolled: models.Enrolment | None, now_s: float) -> float | None:
+def _no_sample_s(row: models.Host, enrolled: models.Enrolment | None, now_s: float) -> float | None:
     if row.seen_s is not None or enrolled is None or enrolled.issued_s is None:
         return None
     return now_s - enrolled.issued_s
@@ -282,12 +282,12 @@ def _stuck(row: models.HeldImage) -> cloud_state.UnfilledImage | None:
 
 
 def _host_counts(seen: list[cloud_state.HostStatus]) -> HostCounts:
-    up = [host for host in seen if host.is_heard]
+    up = [host for host in seen if host.is_up]
     versions = collections.Counter(host.health.version if host.health else "" for host in up)
     return HostCounts(
         up=len(up),
         overloaded=sum(host.is_overloaded for host in up),
-        silent=sum(not host.is_heard and not host.is_waiting for host in seen),
+        silent=sum(not host.is_up and not host.is_waiting for host in seen),
         waiting=sum(host.is_waiting for host in seen),
         drained=sum(host.is_drained for host in seen),
         versions=dict(versions.most_common(MAX_VERSIONS)),
@@ -303,7 +303,7 @@ def _ring(
         epoch=published.epoch,
         published_at=datetime.datetime.fromtimestamp(published.published_s, datetime.UTC),
         hosts=published.hosts,
-        up_to_date_hosts=sum(host.is_heard and host.epoch == published.epoch for host in seen),
+        up_to_date_hosts=sum(host.is_up and host.epoch == published.epoch for host in seen),
     )
 
 
@@ -324,7 +324,7 @@ def _image_counts(images: list[cloud_state.ImageStatus], is_complete: bool) -> I
 
 
 def _guest_counts(seen: list[cloud_state.HostStatus]) -> GuestCounts:
-    reports = [host.health for host in seen if host.is_heard and host.health is not None]
+    reports = [host.health for host in seen if host.is_up and host.health is not None]
     fallbacks: collections.Counter[str] = collections.Counter()
     for report in reports:
         fallbacks.update(report.fallbacks)

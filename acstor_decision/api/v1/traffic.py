@@ -58,12 +58,12 @@ def window(call: operation.Call) -> TrafficRecords:
 
 
 class PeerFlow(msgspec.Struct, frozen=True):
-    """Chunks that a host gave to another one; an empty name: all hosts that are not listed.
+    """Chunks that a host sent to another one; an empty name: all hosts that are not listed.
 
-    :param bytes: as the receiver reported, or the giver if the receiver is not listed
+    :param bytes: as the receiver reported, or the sender if the receiver is not listed
     """
 
-    giver: str
+    sender: str
     receiver: str
     bytes: int
 
@@ -86,11 +86,11 @@ class PeerFlowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def peer_flows(call: operation.Call) -> PeerFlows:
-    """Return which hosts give chunks to which."""
+    """Return the chunk traffic between hosts."""
     rows = call.store.list_exchanging(call.query.limit, operation.up_since_s(call))
     flows: collections.Counter[tuple[str, str]] = collections.Counter()
-    for giver, receiver, count in _flows(rows):
-        flows[giver, receiver] += count
+    for sender, receiver, count in _flows(rows):
+        flows[sender, receiver] += count
     return PeerFlows(
         [row.host for row in rows],
         [

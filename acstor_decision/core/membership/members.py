@@ -47,9 +47,9 @@ class MembershipLimits:
 class Member:
     """One host, with its recent samples."""
 
-    def __init__(self, sample: decision_messages.Sample, heard_s: float) -> None:
+    def __init__(self, sample: decision_messages.Sample, last_sample_s: float) -> None:
         self.last = sample
-        self.heard_s = heard_s
+        self.last_sample_s = last_sample_s
         self.samples = 0
         self.overloaded_in_a_row = 0
         self.recent: collections.deque[decision_messages.Sample] = collections.deque()
@@ -151,7 +151,7 @@ class Members:
             self._members[host] = Member(sample, now_s)
         self._take_address(host, address_book.parse(sample.address))
         self._count(self._members[host], sample)
-        self._members[host].heard_s = now_s
+        self._members[host].last_sample_s = now_s
         self._order.record_newest(host, sample, now_s)
         return None
 
@@ -251,11 +251,11 @@ class Members:
         address = self._claim(host)
         if not self.limits.verify_addresses or _is_loopback(address.ip):
             return True
-        silent_since_s = self._members[host].heard_s + silent_s(self.limits)
+        silent_since_s = self._members[host].last_sample_s + silent_s(self.limits)
         return self._proofs.was_missed(host, address, silent_since_s)
 
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
-        return now_s - self._members[host].heard_s > silent_s(self.limits)
+        return now_s - self._members[host].last_sample_s > silent_s(self.limits)
 
     def _count(self, member: Member, sample: decision_messages.Sample) -> None:
         last = member.last
@@ -284,8 +284,8 @@ class Members:
 
     def _holds(self, host: ids.HostId, address: address_book.Address, now_s: float) -> bool:
         """Return whether a host holds an address, so that other claims are refused."""
-        is_heard = host in self._members and not self._is_silent(host, now_s)
-        return is_heard and self._is_proven(host, address)
+        is_up = host in self._members and not self._is_silent(host, now_s)
+        return is_up and self._is_proven(host, address)
 
     def _address_refusal(self, host: ids.HostId, text: str, now_s: float) -> Refusal | None:
         address = address_book.parse(text)

@@ -34,7 +34,7 @@ class _Newest(NamedTuple):
     started_s: float
     number: int
     sent_s: float
-    heard_s: float
+    received_s: float
 
 
 class ReplayFilter(Generic[Sender]):
@@ -59,7 +59,7 @@ class ReplayFilter(Generic[Sender]):
         newest = self._newest.get(sender)
         if newest is None:
             return None
-        if now_s - newest.heard_s > self._silent_s:
+        if now_s - newest.received_s > self._silent_s:
             return Refusal.OUT_OF_ORDER if sample.sent_s <= newest.sent_s else None
         if sample.session != newest.session:
             return None if sample.started_s > newest.started_s else Refusal.OLD_SESSION
@@ -77,7 +77,9 @@ class ReplayFilter(Generic[Sender]):
         """Forget samples so old that a copy would be refused as late."""
         since_s = now_s - self._longest_s() - CLOCK_SLACK_S
         self._newest = {
-            sender: newest for sender, newest in self._newest.items() if newest.heard_s >= since_s
+            sender: newest
+            for sender, newest in self._newest.items()
+            if newest.received_s >= since_s
         }
 
     def _longest_s(self) -> float:

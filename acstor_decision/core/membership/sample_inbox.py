@@ -15,9 +15,9 @@ WAITING_OF_A_HOST = 32
 
 
 class Received(NamedTuple):
-    """A sample whose signature was verified; ``heard_s`` is on the monotonic clock."""
+    """A sample whose signature was verified; ``received_s`` is on the monotonic clock."""
 
-    heard_s: float
+    received_s: float
     certificate: certificates.HostCertificate
     sample: decision_messages.Sample
 
@@ -39,13 +39,13 @@ class SampleInbox:
 
     def add_sample(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
         """Add a sample; when full, drop its sender's oldest; return why it is refused, or None."""
-        heard_s, certificate, sample = received
+        received_s, certificate, sample = received
         sender = certificate.host, certificates.fingerprint(certificate.public_key)
-        refusal = self._order.why_refused(sender, sample, heard_s, wall_s)
+        refusal = self._order.why_refused(sender, sample, received_s, wall_s)
         if refusal is not None:
             self.refused[refusal] += 1
             return refusal
-        self._order.record_newest(sender, sample, heard_s)
+        self._order.record_newest(sender, sample, received_s)
         waiting = self._waiting[sender]
         waiting.append(received)
         self._count += 1
@@ -61,4 +61,4 @@ class SampleInbox:
         self._waiting.clear()
         self._count = 0
         self._order.forget_expired(now_s)
-        return sorted(found, key=lambda received: received.heard_s)
+        return sorted(found, key=lambda received: received.received_s)

@@ -164,5 +164,5 @@ def _outcome(
     }
 
 
-def _line(said: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(said) + b"\n"
+def _line(fields: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(fields) + b"\n"

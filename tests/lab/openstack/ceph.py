@@ -168,5 +168,5 @@ class Ceph:
 
 def _class_folder() -> pathlib.Path:
     """Return the OSD's folder of object classes; in Debian 13, a path relative to /."""
-    told = runs.tool(["ceph-osd", "--show-config-value", "osd_class_dir"])
-    return pathlib.Path("/", told.strip())
+    reported = runs.tool(["ceph-osd", "--show-config-value", "osd_class_dir"])
+    return pathlib.Path("/", reported.strip())

@@ -111,7 +111,7 @@ class RabbitMQ(daemon.Daemon):
         )
         return done.stdout
 
-    def heard(self) -> set[str]:
+    def queues_with_consumers(self) -> set[str]:
         """Return the queues with consumers."""
         listed = self.control("list_queues", "--no-table-headers", "name", "consumers")
         rows = [row.split("\t") for row in listed.splitlines()]

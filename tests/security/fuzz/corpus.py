@@ -38,5 +38,5 @@ def damaged(target: Target, seed: int) -> Iterator[bytes]:
     while True:
         data = mutations.mutate(rng.choice(kept), kept, rng)[: target.max_bytes]
         if rng.randrange(3):
-            target.mend(data)
+            target.fix_checksums(data)
         yield bytes(data)

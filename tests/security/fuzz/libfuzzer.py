@@ -39,7 +39,7 @@ def main() -> None:
         else:
             damaged = bytearray(atheris.Mutate(data, max_size))
         if rng.randrange(4):
-            target.mend(damaged)
+            target.fix_checksums(damaged)
         return bytes(damaged[:max_size])
 
     # libFuzzer uses the mutator above for splices as well; its own would break every checksum.

@@ -17,7 +17,7 @@ from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from tests.fakes import checkpoint_copies
 from tests.fakes import nbd_server as fake
-from tests.security.fuzz import kept
+from tests.security.fuzz import checkpoints
 from tests.security.fuzz.target import Target
 
 GIB = 1 << 30
@@ -25,7 +25,7 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DISK_BYTES = 2 * GIB + CHUNK + 512
 CONTEXT = "qemu:dirty-bitmap:since"
 CUT = geometry.Geometry(DISK_BYTES, CHUNK)
-SUBJECT = kept.SUBJECT._replace(cut=CUT)
+SUBJECT = checkpoints.SUBJECT._replace(cut=CUT)
 TIMEOUT_S = 1.0
 
 Taken = tuple[list[checkpoint_manifest.Entry], checkpoint_copies.Holder, disk_capture.DiskCapture]
@@ -43,7 +43,7 @@ def _capture(data: bytes) -> Taken:
     _qemu().said = data
     with nbd_client.ExportedDisk(_qemu().export, CONTEXT, TIMEOUT_S) as disk:
         holder, free = checkpoint_copies.Holder(), rate_limit.RateLimit(0, threading.Event())
-        taking = disk_capture.DiskCapture(disk, CHUNK, kept.SEAL, holder, free)
+        taking = disk_capture.DiskCapture(disk, CHUNK, checkpoints.SEAL, holder, free)
         seen = disk_capture.ChangedRanges(
             manifest,
             lambda: (

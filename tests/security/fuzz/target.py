@@ -16,7 +16,7 @@ MEMORY_FACTOR = 200
 """Bytes that a parser may hold for each byte of its input, beside the target's own floor."""
 
 
-def nothing_to_mend(data: bytearray) -> None:
+def without_checksums(data: bytearray) -> None:
     """Leave ``data`` unchanged: its format has no checksums."""
 
 
@@ -31,7 +31,7 @@ class Target:
     :param parse: takes bytes; raises only ``refusals``
     :param seeds: accepted inputs, made by the project's own writers or by hand
     :param check: gets the result and the input; its AssertionError is a finding
-    :param mend: corrects the checksums of a damaged input, so that later code is reached
+    :param fix_checksums: corrects the checksums of a damaged input, so that later code is reached
     :param max_bytes: longest input
     :param time_limit_s: for one input; most take less than a thousandth of it
     :param floor_bytes: memory that the shortest input may take
@@ -42,7 +42,7 @@ class Target:
     refusals: tuple[type[Exception], ...]
     seeds: Callable[[], list[bytes]]
     check: Callable[[Any, bytes], None] = nothing_to_check
-    mend: Callable[[bytearray], None] = nothing_to_mend
+    fix_checksums: Callable[[bytearray], None] = without_checksums
     max_bytes: int = 8192
     time_limit_s: float = 2.0
     floor_bytes: int = 24 << 20

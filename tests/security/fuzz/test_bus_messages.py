@@ -56,7 +56,7 @@ from tests.fakes import manual_clock
 from tests.fakes import memory_bus
 from tests.security.fuzz import cases
 from tests.security.fuzz import mutations
-from tests.security.fuzz import said
+from tests.security.fuzz import wire_messages
 
 CASES, SEED = cases.CASES, cases.SEED
 NOW_S = checkpoint_hosts.NOW_S
@@ -193,10 +193,10 @@ class Decision:
 
         def conceal(text: str) -> dict[str, Any]:
             box = sealed_box.encrypt(public, text.encode(), b"h1")
-            told = messages.SealedMessage(
+            reported = messages.SealedMessage(
                 host="h1", box=base64.b64encode(box).decode(), sent_s=sent_s
             )
-            return sign(msgspec.json.encode(told).decode())
+            return sign(msgspec.json.encode(reported).decode())
 
         return conceal
 
@@ -215,12 +215,15 @@ def decision(tmp_path: pathlib.Path) -> Iterator[Decision]:
 
 def sample(sent_s: float) -> msgspec.Struct:
     number = int((sent_s - NOW_S) * 1000) + 1
-    return msgspec.structs.replace(said.SAMPLE_EXAMPLE, sent_s=sent_s, number=number)
+    return msgspec.structs.replace(wire_messages.SAMPLE_EXAMPLE, sent_s=sent_s, number=number)
 
 
 def failing(sent_s: float) -> msgspec.Struct:
-    told = (messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"), messages.Failing("", "full"))
-    return messages.IntervalRequest(host="h1", sent_s=sent_s, failing=told)
+    reported = (
+        messages.Failing(checkpoint_hosts.SERVER, "holder", "h2"),
+        messages.Failing("", "full"),
+    )
+    return messages.IntervalRequest(host="h1", sent_s=sent_s, failing=reported)
 
 
 CALLS: dict[str, tuple[Example, str, type[Any]]] = {
@@ -271,7 +274,7 @@ def test_host_cannot_register_checkpoints_of_other_servers(decision: Decision) -
         payload = changed(taken, outer, rng)
         said = decision.call(messages.REGISTER_CHECKPOINT, payload)
         answer = decision.opened(said, signing.CHECKPOINT_ANSWER, messages.CheckpointResponse)
-        assert not answer.may_pass
+        assert not answer.is_transient
         registered += not answer.why
         rows = store.list_checkpoints("", 100, "", "")
         assert len(rows) <= KEPT
@@ -324,26 +327,28 @@ async def test_agent_accepts_or_refuses_tables_and_tasks(
         signature = signed_messages.signature_of(signing.TABLE, text.encode(), keys.signing_key)
         return {"epoch": host.rings.ring.epoch + 1, "table": text, "signature": signature}
 
-    def hear() -> None:
+    def process_request() -> None:
         for number in range(CASES):
-            task = msgspec.structs.replace(said.TASK_EXAMPLE, request=number)
+            task = msgspec.structs.replace(wire_messages.TASK_EXAMPLE, request=number)
             given = decision_messages.TaskForHosts(task=task, hosts=("h1",), given_s=time.time())
-            refused(host.bus.heard[decision_messages.IMAGE_TASK_GIVEN], changed(given, sign, rng))
+            refused(
+                host.bus.handlers[decision_messages.IMAGE_TASK_GIVEN], changed(given, sign, rng)
+            )
             table = hash_ring.Ring(
                 host.rings.ring.epoch + 1, (hash_ring.RingHost("h1", "10.0.0.1:1", 3),)
             )
             payload = changed(msgspec.Raw(hash_ring.encode(table)), sign_table, rng)  # type: ignore[arg-type]
-            refused(host.bus.heard[decision_messages.RING_PUBLISHED], payload)
+            refused(host.bus.handlers[decision_messages.RING_PUBLISHED], payload)
 
-    await trio.to_thread.run_sync(hear)
+    await trio.to_thread.run_sync(process_request)
     print(f"{len(host.tasks)} tasks and {host.rings.ring.epoch} tables taken of {CASES} each")
     assert CASES // 40 < len(host.tasks) < CASES
 
 
-def refused(hear: Callable[[Any], Any], payload: Any) -> Any:
+def refused(process_request: Callable[[Any], Any], payload: Any) -> Any:
     """Return a bus method's result for a payload; None if it refuses it by name."""
     try:
-        return hear(payload)
+        return process_request(payload)
     except (errors.AcstorError, ValueError, OSError):  # as message_bus.Endpoint does
         return None
 
@@ -368,15 +373,15 @@ def test_daemon_obeys_only_valid_requests_of_the_service(tmp_path: pathlib.Path)
             raise errors.Unusable(f"server {instance}", "it is not here")
         return 7
 
-    heard = 0
+    handle = 0
     for number in range(CASES):
         wanted = messages.CheckpointRequest(
             request=number, instance_id=checkpoint_hosts.SERVER, host="h1", given_s=NOW_S
         )
         payload = changed(wanted, sign, rng)
-        heard += refused(lambda said: daemon.request_checkpoint(said, ask), payload) is not None
-    print(f"{heard} of {CASES} heeded")
-    assert CASES // 40 < heard == len(asked) < CASES
+        handle += refused(lambda said: daemon.request_checkpoint(said, ask), payload) is not None
+    print(f"{handle} of {CASES} heeded")
+    assert CASES // 40 < handle == len(asked) < CASES
     assert len(daemon._freshness._seen) <= CASES
 
 

@@ -71,15 +71,15 @@ async def test_bytes_are_counted_by_origin(boots):
     await until(lambda: image.boots.state.value == "ready")
     await boots.read(image, guest(1), range(CHUNKS // 2))
     await boots.read(image, guest(1), range(CHUNKS // 2))
-    [told] = boots.made.timelines_of()
+    [reported] = boots.made.timelines_of()
     is_zero = [not any(DATA[no * CHUNK : (no + 1) * CHUNK]) for no in range(CHUNKS // 2)]
     of_boot = is_zero[20:40].count(False) * CHUNK
     others = is_zero.count(False) * CHUNK - of_boot
-    assert told.bytes.get("boot", 0) == 2 * of_boot
-    assert told.bytes["source"] == others and told.bytes["cache"] == others
-    assert sum(told.bytes.values()) == 2 * (CHUNKS // 2) * CHUNK
-    assert told.reads == CHUNKS and not told.is_over and told.boot_image == "ready"
-    assert sum(one.reads for one in told.slices) == CHUNKS
+    assert reported.bytes.get("boot", 0) == 2 * of_boot
+    assert reported.bytes["source"] == others and reported.bytes["cache"] == others
+    assert sum(reported.bytes.values()) == 2 * (CHUNKS // 2) * CHUNK
+    assert reported.reads == CHUNKS and not reported.is_over and reported.boot_image == "ready"
+    assert sum(one.reads for one in reported.slices) == CHUNKS
 
 
 async def test_chunks_read_from_frames_do_not_count_as_source_bytes(boots):
@@ -90,9 +90,9 @@ async def test_chunks_read_from_frames_do_not_count_as_source_bytes(boots):
     boots.made.image_opened(image, guest(1), thread=7)
     for _ in range(CHUNKS // 20):
         await boots.read(image, guest(1), range(20, 40))
-    [told] = boots.made.timelines_of()
-    assert told.bytes["frame"] > 0 and "source" not in told.bytes
-    came = {span.what: span.bytes for span in told.spans}
+    [reported] = boots.made.timelines_of()
+    assert reported.bytes["frame"] > 0 and "source" not in reported.bytes
+    came = {span.what: span.bytes for span in reported.spans}
     assert came["boot image"]["source"] > 0
 
 
@@ -105,11 +105,11 @@ async def test_timeline_begins_with_the_attach_before_the_open(boots):
     opened_s = trio.current_time()
     boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(CHUNKS))
-    [told] = boots.made.timelines_of(IMAGE)
-    [ensure] = [span for span in told.spans if span.what == "attach"]
+    [reported] = boots.made.timelines_of(IMAGE)
+    [ensure] = [span for span in reported.spans if span.what == "attach"]
     assert ensure.to_s - ensure.from_s >= 0.05
-    assert told.opened_s == pytest.approx(opened_s - began_s, abs=1.0)
-    assert told.began_at_s <= WALL_S + began_s + 0.1
+    assert reported.opened_s == pytest.approx(opened_s - began_s, abs=1.0)
+    assert reported.began_at_s <= WALL_S + began_s + 0.1
 
 
 async def test_idle_boot_ends_and_stops_timing_reads(boots, short):
@@ -123,11 +123,11 @@ async def test_idle_boot_ends_and_stops_timing_reads(boots, short):
         assert image.timelines
         await until(lambda: not image.timelines)
         nursery.cancel_scope.cancel()
-    [told] = boots.made.timelines_of(SERVER)
-    assert told.is_over and told.instance_id == SERVER
+    [reported] = boots.made.timelines_of(SERVER)
+    assert reported.is_over and reported.instance_id == SERVER
     assert boots.made.timelines_of("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff") == []
     await boots.read(image, guest(1), [0])
-    assert boots.made.timelines_of() == [told]
+    assert boots.made.timelines_of() == [reported]
 
 
 async def test_finished_boots_are_reported_for_servers_only(boots):
@@ -139,33 +139,33 @@ async def test_finished_boots_are_reported_for_servers_only(boots):
     assert boots.made.new_boots() == ()
     for number in (1, 2):
         boots.made.image_closed(guest(number))
-    [told] = boots.made.new_boots()
-    assert told.instance_id == SERVER and told.is_over
+    [reported] = boots.made.new_boots()
+    assert reported.instance_id == SERVER and reported.is_over
     assert boots.made.new_boots() == ()
     for histograms in (
         boots.made.histograms.totals()[None],
         boots.made.histograms.of_images([IMAGE])[IMAGE],
     ):
         assert histograms["total"].count == 1, "that of a process without a server is not counted"
-        assert histograms["total"].total_s == pytest.approx(told.last_s)
-        assert histograms["waiting"].total_s == pytest.approx(sum(told.waited_s.values()))
+        assert histograms["total"].total_s == pytest.approx(reported.last_s)
+        assert histograms["waiting"].total_s == pytest.approx(sum(reported.waited_s.values()))
     assert boots.made.histograms.of_images(["another"]) == {}
 
 
 async def test_long_boot_is_reported_while_it_continues(boots, short):
     boots.guests[7] = SERVER
     image = await boots.host.mirrors.attach_image(IMAGE)
-    told = []
+    reported = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(boots.made.run)
         boots.made.image_opened(image, guest(1), thread=7)
-        while len(told) < 2:
+        while len(reported) < 2:
             await boots.read(image, guest(1), range(CHUNKS))
             await trio.sleep(0.02)
-            told += boots.made.new_boots()
+            reported += boots.made.new_boots()
         nursery.cancel_scope.cancel()
-    assert [one.is_over for one in told] == [False, False]
-    assert told[0].reads < told[1].reads
+    assert [one.is_over for one in reported] == [False, False]
+    assert reported[0].reads < reported[1].reads
 
 
 async def test_probe_of_an_image_leaves_no_timeline(boots):
@@ -191,10 +191,10 @@ async def test_number_of_timelines_is_bounded(boots):
     assert len(boots.made.timelines_of()) == boot_timelines.MAX_FINISHED
     for number in range(boot_timelines.MAX_IMAGES + 9):
         boots.made.image_attached(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
-        told = msgspec.structs.replace(
+        reported = msgspec.structs.replace(
             boots.made.timelines_of()[0], image_id=f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"
         )
-        boots.made.histograms.count_boot(told)
+        boots.made.histograms.count_boot(reported)
     assert len(boots.made._attaches) == boot_timelines.MAX_IMAGES
     assert len(boots.made.histograms._by_image) == boot_phases.MAX_IMAGES
 
@@ -218,5 +218,5 @@ async def test_failed_read_appears_in_the_timeline(boots):
 
     with pytest.raises(errors.ChunkLost):
         await timing.run_timed(fail, 0, CHUNK, guest(1))
-    [told] = boots.made.timelines_of()
-    assert "failed" in told.waited_s
+    [reported] = boots.made.timelines_of()
+    assert "failed" in reported.waited_s

@@ -61,37 +61,37 @@ def test_unknown_transport_is_refused(tmp_path):
         bus.open_bus("h1", configure(tmp_path, "transport_url = pigeon://loft/"))
 
 
-def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how: bool) -> None:
+def cast_until(received: queue.Queue[object], link: bus.Bus, payload: object, **how: bool) -> None:
     """Cast repeatedly: a listener that is not subscribed yet receives nothing."""
     for _ in range(int(WAIT_S / 0.1)):
         link.cast_message("towers", "lit", {"fires": payload}, **how)
         with contextlib.suppress(queue.Empty):
-            while heard.get(timeout=0.1) != {"fires": payload}:
+            while received.get(timeout=0.1) != {"fires": payload}:
                 pass
             return
     pytest.fail(f"nobody heard {payload}")
 
 
 def test_listener_receives_fanout_and_topic_messages(link):
-    heard: queue.Queue[object] = queue.Queue()
-    link.subscribe("towers", {"lit": heard.put})
-    cast_until(heard, link, 1)
-    cast_until(heard, link, 2, is_fanout=True)
+    received: queue.Queue[object] = queue.Queue()
+    link.subscribe("towers", {"lit": received.put})
+    cast_until(received, link, 1)
+    cast_until(received, link, 2, is_fanout=True)
     assert link.sent >= 2
 
 
 @pytest.mark.expect_log("message lit is ignored: no fire")
 def test_message_that_its_callback_rejects_is_logged_and_skipped(link):
-    heard: queue.Queue[object] = queue.Queue()
+    received: queue.Queue[object] = queue.Queue()
 
     def callback(payload: dict[str, object]) -> None:
-        heard.put(payload)
+        received.put(payload)
         if payload["fires"] == 0:
             raise ValueError("no fire")
 
     link.subscribe("towers", {"lit": callback})
-    cast_until(heard, link, 0)
-    cast_until(heard, link, 1)
+    cast_until(received, link, 0)
+    cast_until(received, link, 1)
 
 
 def test_full_queue_drops_the_oldest_message(link, monkeypatch):

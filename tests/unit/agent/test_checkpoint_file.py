@@ -11,17 +11,17 @@ from acstor_agent.disks import checkpoint_reader
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest as manifest
 from acstor_common.model import geometry
-from tests.fakes import kept_checkpoints
 from tests.fakes import one_host
+from tests.fakes import vault_checkpoints
 
 MIB = geometry.MIB
-SEAL = checkpoint_encryption.Seal(kept_checkpoints.KEY)
+SEAL = checkpoint_encryption.Seal(vault_checkpoints.KEY)
 
 
 def made(chunk_bytes, size_bytes, chunks):
     """Return the manifest of a disk with these chunks."""
     cut = geometry.Geometry(size_bytes, chunk_bytes)
-    kept = kept_checkpoints.Kept(one_host.IMAGE, cut, chunks)
+    kept = vault_checkpoints.Kept(one_host.IMAGE, cut, chunks)
     plain = SEAL.open_manifest(kept.manifest, manifest.MAX_BYTES)
     return manifest.Manifest.parse(plain, "it")
 

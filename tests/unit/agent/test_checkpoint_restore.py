@@ -24,9 +24,9 @@ from acstor_agent.disks import restore_files
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
-from tests.fakes import kept_checkpoints
 from tests.fakes import one_host
 from tests.fakes import shown_checkpoints
+from tests.fakes import vault_checkpoints
 
 CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(6 * CHUNK) + bytes(CHUNK) + one_host.image_bytes(777, seed=2)
@@ -72,7 +72,7 @@ class Worker:
     """The disks of one worker; the next worker finds the files that it left."""
 
     def __init__(self, host, folder, kept, boot=0) -> None:
-        self.kept, self.link = kept, kept_checkpoints.Link(kept)
+        self.kept, self.link = kept, vault_checkpoints.Link(kept)
         self.disks = disks.Disks(
             folder / "disks", host.opened, bytes([boot] * 16), holder_connections=self.link
         )
@@ -89,7 +89,7 @@ async def host(tmp_path):
 
 @pytest.fixture
 def kept():
-    return kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED)
+    return vault_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_complete"] for told in worker.recovering.list_restored()):  # noqa: ASYNC110 - there is no event
+        while not all(reported["is_complete"] for reported in worker.recovering.list_restored()):  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 
@@ -148,7 +148,7 @@ async def test_invalid_backing_path_is_refused(worker, kept, backing):
 
 async def test_disk_size_that_is_no_multiple_of_a_sector_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE + 1, CHUNK)
-    worker = Worker(host, tmp_path, kept_checkpoints.Kept(one_host.IMAGE, cut, {}))
+    worker = Worker(host, tmp_path, vault_checkpoints.Kept(one_host.IMAGE, cut, {}))
     with pytest.raises(errors.Unusable, match="not of whole sectors"):
         await worker.recovering.make_disk(worker.kept.recovery(), MIRROR)
 
@@ -161,12 +161,12 @@ async def test_restore_completes_in_the_background_and_deletes_the_key(worker, k
         await until_whole(worker)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     assert await content(one) == truth()
-    assert kept_checkpoints.KEY.hex() not in path.read_text()
+    assert vault_checkpoints.KEY.hex() not in path.read_text()
     assert not list((tmp_path / "disks").glob("*.acmanifest"))
     assert worker.recovering.list_restored() == [
         {
             "checkpoint_id": DISK,
-            "instance_id": kept_checkpoints.INSTANCE,
+            "instance_id": vault_checkpoints.INSTANCE,
             "image_id": one_host.IMAGE,
             "is_complete": True,
             "lacking_chunks": 0,
@@ -407,14 +407,14 @@ async def test_image_that_changed_since_the_checkpoint_is_refused(host, tmp_path
     host.add(DATA)
     blob = next(blob for blob in host.blobs if blob.kind.value == ".acmap")
     host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
-    kept = kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
+    kept = vault_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
     with pytest.raises(errors.Unusable, match="has changed since then"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
 async def test_manifest_with_another_chunk_size_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
-    kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
+    kept = vault_checkpoints.Kept(one_host.IMAGE, cut, {})
     with pytest.raises(errors.Unusable, match="its image has another size"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 

@@ -288,7 +288,7 @@ async def test_cached_images_and_pages_are_bounded(images, nursery, autojump_clo
     assert await host.ask(many[0])
 
 
-async def ask_in_vain(host, name, times, pause_s=0.0):
+async def request_missing(host, name, times, pause_s=0.0):
     """Request images that do not exist; return how many requests were refused unasked."""
     refused = 0
     for _ in range(times):
@@ -305,7 +305,7 @@ async def ask_in_vain(host, name, times, pause_s=0.0):
 @pytest.mark.expect_log("peer requests images that are not on this host too often")
 async def test_invented_image_ids_of_a_host_are_rate_limited(host, image_id, autojump_clock):
     times, pause_s = 6000, 0.01
-    refused = await ask_in_vain(host, PEER, times, pause_s)
+    refused = await request_missing(host, PEER, times, pause_s)
     each = 1 + detached_maps.MISS_COST
     rate = detached_maps.LOADS_PER_HOST
     assert len(host.source.asked) == times - refused
@@ -320,7 +320,7 @@ async def test_invented_image_ids_of_all_hosts_are_rate_limited(host, image_id, 
     await host.ask(image_id)
     async with trio.open_nursery() as nursery:
         for number in range(200):
-            nursery.start_soon(ask_in_vain, host, f"h{number}", 100, 0.1)
+            nursery.start_soon(request_missing, host, f"h{number}", 100, 0.1)
     each, rate = 1 + detached_maps.MISS_COST, detached_maps.LOADS_IN_ALL
     assert len(host.source.asked) <= 10 + (2 * rate.burst + rate.per_s * 10) / each
     assert (await host.ask(image_id)).cid == CIDS[0]  # known images are still served
@@ -334,7 +334,7 @@ async def test_existing_images_are_looked_up_without_delay(host, images, autojum
 
 @pytest.mark.expect_log("too often")
 async def test_rate_limited_host_is_served_again_after_a_while(host, image_id, autojump_clock):
-    assert await ask_in_vain(host, PEER, 2000)
+    assert await request_missing(host, PEER, 2000)
     with pytest.raises(errors.SourceUnreachable):
         await host.ask(image_id)
     await trio.sleep(60)

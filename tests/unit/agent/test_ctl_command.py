@@ -95,7 +95,7 @@ def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
 
 
 def test_image_without_a_deadline_is_shown():
-    told = {
+    reported = {
         "state": "filling",
         "why": "",
         "cached_share": 0.5,
@@ -104,7 +104,7 @@ def test_image_without_a_deadline_is_shown():
         "due_in_s": None,
         "is_late": None,
     }
-    assert ctl_tables._fill(told) == "filling 50 %"
+    assert ctl_tables._fill(reported) == "filling 50 %"
 
 
 @pytest.mark.parametrize("argv", [["--json", "status"], ["status", "--json"]])

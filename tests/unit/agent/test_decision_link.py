@@ -159,11 +159,13 @@ async def test_samples_pause_while_the_interface_is_missing(host):
 
 async def test_newer_table_is_accepted_and_older_one_is_refused(host):
     for epoch, in_force in ((3, 3), (9, 9), (9, 9)):
-        await host.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
+        await host.deliver(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
         assert host.rings.ring.epoch == in_force
     for epoch in (3, 8):
         with pytest.raises(errors.NotAuthenticated, match=f"epoch {epoch} is not higher than 9"):
-            await host.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ())))
+            await host.deliver(
+                decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(epoch, ()))
+            )
     assert host.rings.ring.epoch == 9
 
 
@@ -179,14 +181,14 @@ LEAP = 3 + 1_000_001
             "none of the trusted keys",
         ),
         (STRANGER.table(hash_ring.Ring(9, ())), "none of the trusted keys made it"),
-        (KEYS.table(hash_ring.Ring(9, ()), told=10), "the signature is for epoch 9"),
+        (KEYS.table(hash_ring.Ring(9, ()), reported=10), "the signature is for epoch 9"),
         (KEYS.table(hash_ring.Ring(LEAP, ())), "is too high"),
         (KEYS.table(hash_ring.Ring((1 << 53) - 1, ())), "is too high"),
     ],
 )
 async def test_unauthenticated_table_is_refused_and_the_current_one_stays(host, sent, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
-        await host.hear(decision_messages.RING_PUBLISHED, sent)
+        await host.deliver(decision_messages.RING_PUBLISHED, sent)
     assert host.rings.ring.epoch == 3
 
 
@@ -196,19 +198,19 @@ async def test_table_is_not_parsed_before_its_signature_is_verified(host, monkey
 
     monkeypatch.setattr(message_signing.hash_ring, "decode", decode)
     with pytest.raises(errors.NotAuthenticated):
-        await host.hear(decision_messages.RING_PUBLISHED, STRANGER.table(hash_ring.Ring(9, ())))
+        await host.deliver(decision_messages.RING_PUBLISHED, STRANGER.table(hash_ring.Ring(9, ())))
 
 
 @pytest.mark.parametrize("table", ["", "{}", '{"version": 9}', "no table"])
 async def test_signed_but_invalid_table_is_refused(host, table):
     signature = signed_messages.signature_of(signing.TABLE, table.encode(), KEYS.signing_key)
     with pytest.raises(errors.RingFormatError):
-        await host.hear(
+        await host.deliver(
             decision_messages.RING_PUBLISHED, decision_messages.RingTable(9, table, signature)
         )
     for payload in ({"epoch": -1}, {"epoch": 1 << 53, "table": ""}, None, 7):
         with pytest.raises(errors.RemoteProtocolError):
-            await host.hear(decision_messages.RING_PUBLISHED, payload)
+            await host.deliver(decision_messages.RING_PUBLISHED, payload)
     assert host.rings.ring.epoch == 3
 
 
@@ -225,9 +227,9 @@ async def test_host_without_identity_files_sends_nothing_and_warns_once(
     nursery.start_soon(made.link.run)
     await trio.sleep(2.5 * COLLECTION_S)
     with pytest.raises(errors.NotAuthenticated, match="has no keys to verify signatures"):
-        await made.hear(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(9, ())))
+        await made.deliver(decision_messages.RING_PUBLISHED, KEYS.table(hash_ring.Ring(9, ())))
     with pytest.raises(errors.NotAuthenticated):
-        await made.hear(decision_messages.IMAGE_TASK_GIVEN, KEYS.task(TASK))
+        await made.deliver(decision_messages.IMAGE_TASK_GIVEN, KEYS.task(TASK))
     assert (made.bus.samples, made.tasks, made.rings.ring.epoch) == ([], [], 3)
     assert len(watched_log.messages) == 2
 
@@ -251,8 +253,8 @@ async def test_sample_reports_changed_images(host):
     await trio.sleep(COLLECTION_S)
     host.images = None
     await trio.sleep(COLLECTION_S)
-    told = [sample.images for sample in host.bus.samples]
-    assert told == [{image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}, None]
+    reported = [sample.images for sample in host.bus.samples]
+    assert reported == [{image_id: decision_messages.HeldImage(size_bytes=9, cached_bytes=4)}, None]
 
 
 TASK = decision_messages.ImageTask(
@@ -262,11 +264,11 @@ TASK = decision_messages.ImageTask(
 
 async def test_signed_task_is_accepted_once(host):
     given = KEYS.task(TASK, "h1")
-    await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
+    await host.deliver(decision_messages.IMAGE_TASK_GIVEN, given)
     with pytest.raises(
         errors.NotAuthenticated, match=r"a task for image .*: it was accepted before"
     ):
-        await host.hear(decision_messages.IMAGE_TASK_GIVEN, given)
+        await host.deliver(decision_messages.IMAGE_TASK_GIVEN, given)
     assert host.tasks == [TASK]
 
 
@@ -280,7 +282,7 @@ async def test_signed_task_is_accepted_once(host):
 )
 async def test_task_for_other_hosts_or_with_a_wrong_time_is_refused(host, given, why):
     with pytest.raises(errors.NotAuthenticated, match=why):
-        await host.hear(decision_messages.IMAGE_TASK_GIVEN, given())
+        await host.deliver(decision_messages.IMAGE_TASK_GIVEN, given())
     assert host.tasks == []
 
 
@@ -300,7 +302,7 @@ async def test_task_for_other_hosts_or_with_a_wrong_time_is_refused(host, given,
 )
 async def test_forged_task_is_refused(host, forged):
     with pytest.raises(errors.NotAuthenticated):
-        await host.hear(decision_messages.IMAGE_TASK_GIVEN, forged)
+        await host.deliver(decision_messages.IMAGE_TASK_GIVEN, forged)
     assert host.tasks == []
 
 
@@ -312,7 +314,7 @@ async def test_invalid_task_is_refused(host):
         signature = signed_messages.signature_of(signing.TASK, text, KEYS.signing_key)
         signed = decision_messages.Signed(text.decode(), signature)
         with pytest.raises(errors.RemoteProtocolError):
-            await host.hear(decision_messages.IMAGE_TASK_GIVEN, signed)
+            await host.deliver(decision_messages.IMAGE_TASK_GIVEN, signed)
     with pytest.raises(errors.RemoteProtocolError):
-        await host.hear(decision_messages.IMAGE_TASK_GIVEN, task)
+        await host.deliver(decision_messages.IMAGE_TASK_GIVEN, task)
     assert host.tasks == []

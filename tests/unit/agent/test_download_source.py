@@ -40,7 +40,7 @@ BLOBS = {
     CHUNK_MAP.file_name: MAP,
     BOOT_IMAGE.file_name: BOOT,
 }
-STREAM = full_download.StreamLimits(first_pause_s=0.01, longest_pause_s=0.01)
+STREAM = full_download.StreamLimits(min_pause_s=0.01, max_pause_s=0.01)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ async def test_artefact_is_downloaded_once_and_then_read_in_ranges(
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     for offset, length in [(0, len(MAP)), (5, 10), (MIB - 1, 2), (len(MAP) - 1, 1)]:
         assert await source.read(CHUNK_MAP, offset, length) == MAP[offset : offset + length]
-    assert store.whole == {artefact_path(server): 1}
+    assert store.full_downloads == {artefact_path(server): 1}
     assert source.os_hash(CHUNK_MAP).algo == "sha512"
     assert await source.find_blob(CHUNK_MAP) == (len(MAP), artefact_path(server).split("/")[3])
     assert nameless_files(tmp_path) == 1
@@ -147,7 +147,7 @@ async def test_artefact_is_downloaded_once_and_then_read_in_ranges(
 async def test_many_readers_share_one_stream(server, store, source):
     read = await reading_source.read_side_by_side(source, BOOT_IMAGE, len(BOOT), 99_999)
     assert read == BOOT
-    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+    assert store.full_downloads == {artefact_path(server, BOOT_IMAGE): 1}
 
 
 async def test_store_with_ranges_is_read_in_ranges(server, source):
@@ -184,7 +184,7 @@ async def test_timed_out_reader_gets_the_progress_of_the_download(store, source)
 async def test_broken_stream_is_restarted_and_resumes_at_its_position(server, store, source):
     store.streams = [rangeless.cut(n) for n in (MIB + 3, 10, 2 * MIB, 2 * MIB + 1)]
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
-    assert store.whole == {artefact_path(server): 5}
+    assert store.full_downloads == {artefact_path(server): 5}
 
 
 @pytest.mark.expect_log("download failed, 10 of .* the body ended|download failed, 10 of")
@@ -192,10 +192,10 @@ async def test_stream_without_progress_is_abandoned_and_retried_later(server, st
     store.streams = [rangeless.cut(10)] * 4
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 5, 10)
-    assert store.whole == {artefact_path(server): 4}
+    assert store.full_downloads == {artefact_path(server): 4}
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, 4)
-    assert store.whole == {artefact_path(server): 4}  # not again at once
+    assert store.full_downloads == {artefact_path(server): 4}  # not again at once
     set_limits(source, retry_s=0.0)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
 
@@ -205,19 +205,19 @@ async def test_stream_that_keeps_breaking_is_abandoned_after_some_tries(server, 
     store.streams = [rangeless.cut(n * 1000) for n in range(1, 100)]
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, len(MAP))
-    assert store.whole == {artefact_path(server): STREAM.tries}
+    assert store.full_downloads == {artefact_path(server): STREAM.max_attempts}
 
 
 @pytest.mark.expect_log("download failed, .*less than 100000 bytes of it arrived in 0.2 s")
 async def test_trickling_stream_is_abandoned_and_frees_its_slot(server, store, source):
     set_stream_limits(source, window_s=0.2, min_bytes=100_000)
-    store.streams = [rangeless.trickling(0.02)] * STREAM.tries
+    store.streams = [rangeless.trickling(0.02)] * STREAM.max_attempts
     with (
         trio.fail_after(25),
         pytest.raises(errors.SourceUnreachable, match="bytes of it arrived in"),
     ):
         await source.read(CHUNK_MAP, MIB, 4)
-    assert store.whole[artefact_path(server)] <= 1 + STREAM.tries
+    assert store.full_downloads[artefact_path(server)] <= 1 + STREAM.max_attempts
     assert source._copies._artefact_turns.borrowed_tokens == 0
 
 
@@ -227,7 +227,7 @@ async def test_slow_stream_above_the_minimum_rate_completes(store, source):
     began_s = trio.current_time()
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     assert trio.current_time() - began_s > 2.0
-    assert sum(store.whole.values()) == 1
+    assert sum(store.full_downloads.values()) == 1
 
 
 async def test_trickling_image_record_times_out(server, store, source):
@@ -353,7 +353,7 @@ async def test_gateway_is_read_in_ranges_before_any_download(server, store, tmp_
     source = with_gateway(server, tmp_path, nursery)
     assert await source.size_bytes(CHUNK_MAP) == len(MAP)
     assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
-    assert not store.whole
+    assert not store.full_downloads
     await source.aclose()
 
 
@@ -366,7 +366,7 @@ async def test_blob_that_the_gateway_refuses_is_downloaded(server, store, tmp_pa
     for offset in range(0, 100, 10):
         assert await source.read(CHUNK_MAP, offset, 10) == MAP[offset : offset + 10]
     assert sum(store.ranges.values()) == before  # no request after all have refused
-    assert store.whole == {f"/{path}": 1}
+    assert store.full_downloads == {f"/{path}": 1}
     await source.aclose()
 
 
@@ -378,7 +378,7 @@ async def test_nothing_is_downloaded_while_the_gateway_is_down(server, store, tm
         await source.size_bytes(CHUNK_MAP)
     with pytest.raises(errors.SourceUnreachable):
         await source.read(CHUNK_MAP, 0, 4)
-    assert not store.whole
+    assert not store.full_downloads
     await source.aclose()
 
 
@@ -405,7 +405,7 @@ async def test_guests_read_on_from_a_deactivated_image_that_cannot_be_attached(
     for _ in range(2):
         assert await source.read(blob, 100, 50) == data[100:150]
         assert (await source.find_blob(blob)).size_bytes == len(data)
-    assert sum(store.whole.values()) == 1
+    assert sum(store.full_downloads.values()) == 1
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await source.size_bytes(blob)
 
@@ -424,7 +424,7 @@ async def test_delegated_host_downloads_the_image(store, source):
     )
     for offset, length in [(0, len(data)), (77, 1000)]:
         assert await source.read(IMAGE, offset, length) == data[offset : offset + length]
-    assert store.whole == {f"/{RECORD}/file": 1}
+    assert store.full_downloads == {f"/{RECORD}/file": 1}
     assert source.source_access(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE_HERE
 
 
@@ -436,7 +436,7 @@ async def test_other_hosts_refuse_the_image_and_name_the_delegated_host(
     with pytest.raises(errors.ChunkRefused, match=f"it cannot be read in ranges; {WORDS}"):
         await source.read(IMAGE, 0, 4)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
-    assert store.whole == {artefact_path(server): 1}
+    assert store.full_downloads == {artefact_path(server): 1}
     await source.aclose()
 
 
@@ -452,7 +452,7 @@ async def test_other_hosts_read_only_the_beginning_of_a_boot_image(
         with pytest.raises(errors.ChunkRefused, match=WORDS):
             await source.read(BOOT_IMAGE, 99_999, 2)
     go_on.set()
-    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+    assert store.full_downloads == {artefact_path(server, BOOT_IMAGE): 1}
     await source.aclose()
 
 
@@ -478,7 +478,7 @@ async def test_read_of_the_boot_image_starts_the_image_download(server, store, s
     await source.size_bytes(IMAGE)
     assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
     with trio.fail_after(10):
-        while not store.whole[f"/{RECORD}/file"]:  # noqa: ASYNC110 - there is no event
+        while not store.full_downloads[f"/{RECORD}/file"]:  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
 
 
@@ -489,7 +489,7 @@ async def test_boot_image_read_starts_no_download_of_an_image_with_ranges(server
     await source.size_bytes(IMAGE)
     assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
     await trio.testing.wait_all_tasks_blocked(0.2)
-    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+    assert store.full_downloads == {artefact_path(server, BOOT_IMAGE): 1}
 
 
 # Disk space
@@ -575,17 +575,17 @@ async def test_failed_write_of_a_download_is_reported(source):
 async def test_readers_fail_when_the_source_is_closed(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
-    told = []
+    reported = []
 
     async def read():
         with pytest.raises(errors.SourceUnreachable):
             await source.read(CHUNK_MAP, MIB, 4)
-        told.append(True)
+        reported.append(True)
 
     async with trio.open_nursery() as nursery:
         await source.read(CHUNK_MAP, 0, 4)
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         await source.aclose()
-    assert told
+    assert reported
     go_on.set()

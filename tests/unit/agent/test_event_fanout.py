@@ -30,13 +30,13 @@ async def test_eviction_hint_is_accepted_only_from_the_home_of_the_chunk(host):
     await image.read(0, len(DATA))
     of_h2 = {image.map.cid_of(number) for number in (1, 4)}
     host.chunks.home_of = lambda ref: H2 if ref.cid in of_h2 else H3
-    heard = event_fanout.EventFanout(
+    fanout = event_fanout.EventFanout(
         host.chunks, host.mirrors, host.cache, usage.ImageUsage(host.mirrors, set, set)
     )
     demoted = []
     host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
     everything = announced.alone(*(ids.oid_of(image.map.cid_of(n)) for n in range(6)), 7)
-    heard.announcements_accepted(actions.ForwardAnnouncement(H2, (), everything))
+    fanout.announcements_accepted(actions.ForwardAnnouncement(H2, (), everything))
     assert set(demoted) == of_h2 and host.chunks.counters.demoted == 2
 
 
@@ -86,11 +86,11 @@ async def test_announced_chunks_are_prefetched_unless_cached(in_segments):
     host.chunks.has_chunk = lambda cid: cid == here
     seen = []
     image.prefetch.prefetcher.chunk_advertised = seen.append
-    told = (refs[0].ring_position, 0b0111)
-    host.news.announcement_received(H2, peer_wire.Advertise((told,), LENGTH))
+    reported = (refs[0].ring_position, 0b0111)
+    host.news.announcement_received(H2, peer_wire.Advertise((reported,), LENGTH))
     first = refs[0].offset // one_host.CHUNK
     assert seen == [first + 1, first + 2]
-    host.news.announcement_received(H2, peer_wire.Advertise((told,), 16))
+    host.news.announcement_received(H2, peer_wire.Advertise((reported,), 16))
     assert len(seen) == 2
 
 

@@ -104,7 +104,7 @@ async def test_peer_that_sends_invalid_data_is_backed_off_and_bypassed(cloud, au
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
     cloud.lying.add(home)
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
-    assert cloud.hosts[name].core.counters.invalid == 1
+    assert cloud.hosts[name].core.counters.invalid_chunks == 1
     assert set(cloud.hosts[name].list_backoffs()) == {home}
     cloud.asked.clear()
     await read(cloud, name, cloud.ref_of(1))
@@ -162,7 +162,7 @@ async def test_impatient_read_fails_without_a_retry(cloud, autojump_clock, failu
     cloud.source.failure = failure
     began_s, one = trio.current_time(), cloud.hosts["h1"]
     with pytest.raises(kind):
-        await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
+        await one.fetch_chunk(wanted, Priority.GUEST, 30, is_retried=False)
     assert trio.current_time() - began_s < 1
     assert len(one.core) == 0
 
@@ -180,7 +180,7 @@ async def test_impatient_read_does_not_end_reads_of_others(cloud, autojump_clock
             await trio.sleep(at_s)
             nursery.start_soon(patient)
             with pytest.raises(errors.SourceUnreachable):
-                await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
+                await one.fetch_chunk(wanted, Priority.GUEST, 30, is_retried=False)
         assert (got, trio.current_time() < 5) == ([], True)
         cloud.source.failure = None
     assert [fetched.data for fetched in got] == 3 * [bytes_of(0)]
@@ -256,10 +256,10 @@ async def test_prefetched_chunks_are_written_in_their_own_streams(cloud):
     )
     for priority in urgencies:
         await exchange_cloud.bring(host, cloud.ref_of(next(theirs)), priority)
-    told = cloud.ref_of(next(theirs))
-    await read(cloud, "h3", told)
-    host.announcement_received(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
-    await exchange_cloud.bring(host, told, Priority.ADVERTISED)
+    reported = cloud.ref_of(next(theirs))
+    await read(cloud, "h3", reported)
+    host.announcement_received(ids.HostId("h3"), peer_wire.Advertise(announced.alone(reported.oid)))
+    await exchange_cloud.bring(host, reported, Priority.ADVERTISED)
     await read(cloud, "h2", cloud.ref_of(mine[0]))
     await exchange_cloud.bring(cloud.hosts["h2"], cloud.ref_of(mine[1]), Priority.HYDRATE)
     await cloud.caches["h1"].aclose()
@@ -436,7 +436,7 @@ async def test_requester_follows_a_referral_and_falls_back_to_the_home(cloud, au
 
 def advertised(cloud, name):
     oids = {}
-    for teller, host, news in cloud.told:
+    for teller, host, news in cloud.reported:
         if teller == name and isinstance(news, peer_wire.Advertise):
             oids.setdefault(host, set()).update(name for name, _ in news.chunks)
     return oids
@@ -450,9 +450,9 @@ async def test_fetched_chunk_is_announced_to_ring_neighbours(cloud, autojump_clo
     ring_order = sorted(cloud.hosts)
     at = ring_order.index(name)
     around = {ring_order[at - 1], ring_order[(at + 1) % 4]}
-    told = advertised(cloud, name)
-    assert told == {key: {wanted.oid} for key in around - {cloud.home(wanted)}}
-    assert cloud.hosts[name].counters.advertised == len(told)
+    reported = advertised(cloud, name)
+    assert reported == {key: {wanted.oid} for key in around - {cloud.home(wanted)}}
+    assert cloud.hosts[name].counters.advertised == len(reported)
 
 
 async def test_new_neighbours_get_announcements_of_cached_chunks(cloud, autojump_clock):
@@ -734,14 +734,14 @@ async def test_neighbours_are_told_of_an_eviction_and_forget_the_holder(cloud, a
     await read(cloud, name, wanted)
     await trio.sleep(2)
     known = [*announced.alone(wanted.oid)]
-    told = [host for host in advertised(cloud, name) if cloud.hosts[host].list_known() == known]
-    assert told
+    reported = [host for host in advertised(cloud, name) if cloud.hosts[host].list_known() == known]
+    assert reported
     cloud.caches[name].drop_chunk(wanted.cid)
     await trio.sleep(2)
     gone = peer_wire.Gone(announced.alone(wanted.oid))
-    assert all((name, host, gone) in cloud.told for host in told)
-    assert not any(cloud.hosts[host].list_known() for host in told)
-    assert cloud.hosts[name].counters.withdrawn == len(told)
+    assert all((name, host, gone) in cloud.reported for host in reported)
+    assert not any(cloud.hosts[host].list_known() for host in reported)
+    assert cloud.hosts[name].counters.withdrawn == len(reported)
 
 
 async def test_chunk_evicted_after_it_was_sent_to_a_peer_is_fetched_again(cloud, autojump_clock):
@@ -764,7 +764,7 @@ async def test_home_sends_eviction_hints_to_the_oldest_holders(cloud, autojump_c
     for requester in askers:
         await read(cloud, requester, wanted)
     await trio.sleep(8)
-    hints = [one for one in cloud.told if isinstance(one[2], peer_wire.EvictionHint)]
+    hints = [one for one in cloud.reported if isinstance(one[2], peer_wire.EvictionHint)]
     hint = peer_wire.EvictionHint(announced.alone(wanted.oid))
     assert hints == [(home, requester, hint) for requester in askers[:2]]
     assert cloud.hosts[home].counters.copy_hints_sent == 2

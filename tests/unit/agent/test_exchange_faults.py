@@ -33,7 +33,9 @@ class OneOfTwo(exchange_cloud.Cloud):
 
     def _net(self, here):
         net = peer_network.PeerNetwork(here, admission=nets.EVERYBODY)
-        net.set_callbacks(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
+        net.set_callbacks(
+            protocol_violated=lambda *reported: self.hosts[here].protocol_violated(*reported)
+        )
         self.nets = {**getattr(self, "nets", {}), here: net}
         return net
 
@@ -148,7 +150,7 @@ async def test_missing_chunk_of_a_batch_costs_one_source_read_and_no_backoff(tmp
         await read(cloud, numbers)
         assert [n for asked in peer.asked for n in asked] == numbers  # each was requested once
         assert cloud.source.reads == [numbers[3] * CHUNK]
-        assert not cloud.hosts["h1"].list_backoffs() and not counters(cloud).invalid
+        assert not cloud.hosts["h1"].list_backoffs() and not counters(cloud).invalid_chunks
 
 
 @pytest.mark.expect_log("is in backoff for .*: invalid")
@@ -160,7 +162,7 @@ async def test_invalid_chunk_backs_off_the_peer_but_keeps_the_rest_of_its_batch(
         assert cloud.source.reads == [
             numbers[3] * CHUNK
         ]  # the other chunks of the frame were correct
-        assert counters(cloud).invalid == 1
+        assert counters(cloud).invalid_chunks == 1
         assert cloud.hosts["h1"].list_backoffs()["h2"] > 30
         asked = len(peer.asked)
         await read(cloud, cloud.peers[COUNT : 2 * COUNT])
@@ -227,7 +229,7 @@ async def test_host_of_another_protocol_version_is_backed_off_as_unreachable(tmp
         for number in cloud.peers[:COUNT]:
             await read(cloud, [number])
         assert from_source(cloud) == COUNT and not peer.asked
-        assert not counters(cloud).invalid and counters(cloud).backoffs
+        assert not counters(cloud).invalid_chunks and counters(cloud).backoffs
         assert cloud.hosts["h1"].list_backoffs().get("h2", 0.0) < 2.0
 
 

@@ -16,7 +16,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 from tests.unit.agent import test_peer_network as nets
 
 
@@ -29,7 +29,7 @@ async def fail_later(*_args, **_more):
     raise ZeroDivisionError("as if")
 
 
-class Failing(peer_giver.TaskGiver):
+class Failing(request_server.TaskServer):
     """A task giver whose methods a test replaces to make them fail."""
 
     def __init__(self, nursery, **methods):
@@ -39,9 +39,9 @@ class Failing(peer_giver.TaskGiver):
 
 
 @contextlib.asynccontextmanager
-async def answering_with(heard=lambda host, news: None, **methods):
+async def answering_with(on_notification=lambda host, news: None, **methods):
     net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY)
-    net.set_callbacks(on_notification=heard)
+    net.set_callbacks(on_notification=on_notification)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         giver = Failing(nursery, **methods)

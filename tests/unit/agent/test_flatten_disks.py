@@ -118,10 +118,10 @@ async def test_failed_flatten_names_each_disk_with_missing_chunks(host):
     host.parts.source._error, host.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
     with pytest.raises(errors.Unusable) as caught:
         await host.hydrate(whole, part)
-    told = str(caught.value)
-    assert f"disk {IDS[0]}: 5 chunks unavailable" in told
-    assert f"disk {IDS[1]}: 4 chunks unavailable" in told
-    assert "repeat the command" in told
+    reported = str(caught.value)
+    assert f"disk {IDS[0]}: 5 chunks unavailable" in reported
+    assert f"disk {IDS[1]}: 4 chunks unavailable" in reported
+    assert "repeat the command" in reported
     assert part.chunks_of_image() == [3, 4, 5, 6, 7, 8]
     host.parts.source._fail = range(0)
     await host.hydrate(whole, part)

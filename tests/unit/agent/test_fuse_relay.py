@@ -177,10 +177,10 @@ def test_requests_of_a_killed_relay_are_replayed_until_answered(world):
     with world.worker() as worker:
         assert worker.recv(100) == second
         worker.send(answer(4))
-        told = world.kernel.recv(100)
-        if told == answer(2):  # resent by the next relay; the kernel drops it
-            told = world.kernel.recv(100)
-        assert told == answer(4)
+        reported = world.kernel.recv(100)
+        if reported == answer(2):  # resent by the next relay; the kernel drops it
+            reported = world.kernel.recv(100)
+        assert reported == answer(4)
         world.kill()
     assert world.left() == []
     world.start()

@@ -61,12 +61,12 @@ class Keeper(filling_host.FillingHost):
             clock=manual_clock.FunctionClock(trio.current_time),
             limits=dataclasses.replace(filling_host.USAGE_LIMITS, in_use_s=in_use_s),
         )
-        self.whole = hydration.Hydration(
+        self.hydration = hydration.Hydration(
             *(host.mirrors, self.uses, host.pins, self.filler),
             clock=manual_clock.FunctionClock(lambda: time.time() + self.wall_jumped_s),
             limits=filling_host.HYDRATION_LIMITS,
         )
-        self.loops = self.uses.run, self.whole.run
+        self.loops = self.uses.run, self.hydration.run
 
     @property
     def is_waiting(self):
@@ -80,16 +80,16 @@ class Keeper(filling_host.FillingHost):
         return 0.0 if self._is_waiting else trio.current_time() - self._waited_s
 
     def state(self, image_id=IMAGE):
-        shown = self.whole.status.status_of(image_id)
+        shown = self.hydration.status.status_of(image_id)
         return shown and shown["state"]
 
     async def wait(self, state, image_id=IMAGE):
         await until(lambda: self.state(image_id) == state)
-        return self.whole.status.status_of(image_id)
+        return self.hydration.status.status_of(image_id)
 
-    def told(self, image_id=IMAGE):
+    def reported(self, image_id=IMAGE):
         """Return the fill report for other services."""
-        return fill_status.fill_report(self.whole.status, self.uses, image_id)
+        return fill_status.fill_report(self.hydration.status, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
         image = await self.host.mirrors.attach_image(image_id)
@@ -113,22 +113,26 @@ async def test_image_in_use_becomes_fully_cached(keeper):
     assert image.count_cached().missing_bytes == 0
     assert shown["total_bytes"] == 40 * CHUNK + 777
     assert (shown["remaining_bytes"], shown["cached_share"], shown["is_pinned"]) == (0, 1.0, False)
-    told = keeper.told()
-    assert told.is_used and told.is_fully_cached and told.total_bytes == shown["total_bytes"]
+    reported = keeper.reported()
+    assert (
+        reported.is_used
+        and reported.is_fully_cached
+        and reported.total_bytes == shown["total_bytes"]
+    )
 
 
 async def test_fill_report_marks_evictable_and_failing_images_as_used(keeper):
     await keeper.use()
-    told = fill_status.fill_report(None, keeper.uses, IMAGE)
-    assert (told.state, told.is_used) == (fill_status.State.EVICTABLE, True)
-    assert told.why == "keep_images is none"
+    reported = fill_status.fill_report(None, keeper.uses, IMAGE)
+    assert (reported.state, reported.is_used) == (fill_status.State.EVICTABLE, True)
+    assert reported.why == "keep_images is none"
     await keeper.wait("fully_cached")
-    known = keeper.whole._known[IMAGE]
+    known = keeper.hydration._known[IMAGE]
     known.left_bytes = CHUNK
     known.backoff.record_failure("x" * 999, trio.current_time())
-    told = keeper.told()
-    assert (told.state, told.is_used) == (fill_status.State.FAILING, True)
-    assert told.why == "x" * fill_progress.MAX_WHY
+    reported = keeper.reported()
+    assert (reported.state, reported.is_used) == (fill_status.State.FAILING, True)
+    assert reported.why == "x" * fill_progress.MAX_WHY
 
 
 async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
@@ -140,14 +144,16 @@ async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
         await host.pins.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
         made = Keeper(host, in_use_s=3600.0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(made.whole.run)  # no scan has run yet
+            nursery.start_soon(made.hydration.run)  # no scan has run yet
             await made.wait("fully_cached", IMAGE)
             assert host.pins.get(OTHER) is None
-            told = made.told(OTHER)
-            assert told.is_used and told.state is fill_status.State.EVICTABLE and told.why
+            reported = made.reported(OTHER)
+            assert (
+                reported.is_used and reported.state is fill_status.State.EVICTABLE and reported.why
+            )
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
-            await made.whole._settle()
+            await made.hydration._settle()
             assert host.pins.get(IMAGE) and not host.pins.get(OTHER)
             host.mirrors.save_time_stamp(OTHER, 10**18)
             await made.wait("fully_cached", OTHER)
@@ -344,17 +350,17 @@ async def test_chunk_larger_than_the_budget_of_a_slice_is_fetched(keeper):
 
 
 async def test_urgent_image_is_filled_first_and_during_its_boot(keeper):
-    order, fill = [], keeper.whole._filler.fill_slice
+    order, fill = [], keeper.hydration._filler.fill_slice
 
     async def noted(part, *others):
         order.append(part.map.image_id)
         return await fill(part, *others)
 
-    keeper.whole._filler.fill_slice = noted
+    keeper.hydration._filler.fill_slice = noted
     for image_id in (IMAGE, OTHER):
         (await keeper.use(image_id)).boots.state = boot_session.State.READY
     await keeper.wait("booting", OTHER)
-    await keeper.whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
+    await keeper.hydration.set_fill_mode(OTHER, hydration.FillMode.URGENT)
     await keeper.wait("fully_cached", OTHER)
     assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
 
@@ -364,7 +370,7 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
         ids.HostId("h1"),
         keeper.host.mirrors,
         keeper.uses,
-        keeper.whole,
+        keeper.hydration,
         keeper.host.chunks,
         PATIENCE_S,
     )
@@ -375,7 +381,7 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
         )
         return await wishes.apply_image_task(task)
 
-    filler, may_come = keeper.whole._filler, trio.Event()
+    filler, may_come = keeper.hydration._filler, trio.Event()
     fetch = filler._fetch
 
     async def held_up(*asked):
@@ -385,19 +391,19 @@ async def test_image_tasks_from_the_bus_are_carried_out(keeper):
     filler._fetch = held_up
     image = await keeper.use()
     await wish(decision_messages.TaskKind.PAUSE)
-    assert keeper.told().mode is hydration.FillMode.PAUSED
+    assert keeper.reported().mode is hydration.FillMode.PAUSED
     hurried = await wish(decision_messages.TaskKind.HYDRATE, 3600.0)
-    assert hurried["mode"] == keeper.told().mode == "urgent"
+    assert hurried["mode"] == keeper.reported().mode == "urgent"
     assert 3500 < hurried["due_in_s"] <= 3600
     late = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() + 1800)
     assert 1700 < late["due_in_s"] <= 1800  # the request is half an hour old
     over = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() - 5)
     assert (over["mode"], over["due_in_s"]) == ("urgent", None)
     assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
-    await keeper.whole.request_hydration(image)
+    await keeper.hydration.request_hydration(image)
     with pytest.raises(errors.Unusable, match="does not support the task"):
         await wish(decision_messages.TaskKind.FLATTEN)
-    assert keeper.told().is_pinned  # the other tasks do not unpin
+    assert keeper.reported().is_pinned  # the other tasks do not unpin
     assert not (await wish(decision_messages.TaskKind.UNPIN))["is_pinned"]
     may_come.set()
     await keeper.wait("fully_cached")
@@ -408,12 +414,12 @@ async def test_image_with_a_deadline_is_filled_at_the_required_rate(keeper):
     image = await keeper.use()
     await keeper.wait("filling")
     began_s = trio.current_time()
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
-    assert 3.0 < keeper.whole.status.status_of(IMAGE)["due_in_s"] <= 4.0
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
+    assert 3.0 < keeper.hydration.status.status_of(IMAGE)["due_in_s"] <= 4.0
     shown = await keeper.wait("fully_cached")
     assert trio.current_time() - began_s > 2.0  # not at full speed
     assert image.count_cached().missing_bytes == 0
-    await until(lambda: keeper.whole.status.status_of(IMAGE)["due_in_s"] is None)
+    await until(lambda: keeper.hydration.status.status_of(IMAGE)["due_in_s"] is None)
     assert keeper.host.pins.get(IMAGE).deadline_s == 0
     assert shown["mode"] == "urgent"
 
@@ -428,8 +434,8 @@ async def test_slow_pin_write_does_not_let_a_deadline_fill_run_unpaced(keeper, m
     await keeper.use()
     left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
     monkeypatch.setattr(pin_file, "_write", slow)
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=600.0)
-    shown = keeper.whole.status.status_of(IMAGE)
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=600.0)
+    shown = keeper.hydration.status.status_of(IMAGE)
     assert left_bytes - 8 * CHUNK <= shown["remaining_bytes"] <= left_bytes
     assert 590.0 < shown["due_in_s"] <= 600.0
 
@@ -437,7 +443,7 @@ async def test_slow_pin_write_does_not_let_a_deadline_fill_run_unpaced(keeper, m
 async def test_fill_order_is_urgent_without_deadline_then_earliest_deadline(tmp_path):
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True, data=DATA) as host:
         host.add(SECOND, OTHER)
-        whole = Keeper(host).whole
+        whole = Keeper(host).hydration
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
             for _ in range(2):  # pinned, then counted
@@ -470,15 +476,15 @@ async def test_missed_deadline_is_logged_once_and_the_fill_continues(keeper, cap
     source._fail = range(1, 10_000)
     await keeper.use()
     await keeper.wait("failing")
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=0.3)
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=0.3)
     await until(lambda: "missed its deadline of" in caplog.text)
-    shown = keeper.whole.status.status_of(IMAGE)
+    shown = keeper.hydration.status.status_of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("missed its deadline of") == 1
     source._fail = range(0)
     await keeper.wait("fully_cached")
-    await until(lambda: keeper.whole.status.status_of(IMAGE)["is_late"] is None)
+    await until(lambda: keeper.hydration.status.status_of(IMAGE)["is_late"] is None)
 
 
 @pytest.mark.parametrize(
@@ -490,10 +496,10 @@ async def test_deadline_survives_a_restart_and_clock_jumps(tmp_path, jumped_s, l
         made.host.chunks.background_fetch = _never
         await made.use()
         await made.wait("filling")
-        await made.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=3600.0)
+        await made.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=3600.0)
         made.wall_jumped_s = jumped_s
         assert (
-            3500 < made.whole.status.status_of(IMAGE)["due_in_s"] <= 3600
+            3500 < made.hydration.status.status_of(IMAGE)["due_in_s"] <= 3600
         )  # clock jumps have no effect while it runs
         kept = made.host.pins.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
@@ -502,8 +508,8 @@ async def test_deadline_survives_a_restart_and_clock_jumps(tmp_path, jumped_s, l
         again = Keeper(host)
         again.wall_jumped_s = jumped_s
         await host.mirrors.attach_image(IMAGE)
-        await again.whole._keep(IMAGE, is_replica=False)
-        shown = again.whole.status.status_of(IMAGE)
+        await again.hydration._keep(IMAGE, is_replica=False)
+        shown = again.hydration.status.status_of(IMAGE)
         assert least_s - 60 <= shown["due_in_s"] <= most_s
         assert shown["is_late"] is (jumped_s > 0)
 
@@ -516,19 +522,19 @@ def _never(priority):
 async def test_image_can_be_made_urgent_before_it_is_pinned(keeper):
     image = await keeper.use()
     image.boots.state = boot_session.State.READY
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT)
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT)
     await keeper.wait("fully_cached")
 
 
 async def test_paused_image_is_not_filled_until_it_is_resumed(keeper):
     (await keeper.use()).boots.state = boot_session.State.READY
     await keeper.wait("booting")
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.PAUSED)
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.PAUSED)
     keeper.host.mirrors.get_nowait(IMAGE).boots.state = boot_session.State.DROPPED
     await trio.sleep(1)
     assert keeper.state() == "paused"
-    assert keeper.whole.status.status_of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
-    await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.NORMAL)
+    assert keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.NORMAL)
     await keeper.wait("fully_cached")
 
 
@@ -538,7 +544,7 @@ async def test_fill_backs_off_from_a_failing_source(keeper):
     keeper.host.blobs.clear()
     shown = await keeper.wait("failing")
     assert shown["why"] and shown["remaining_bytes"] > 0
-    backoff = keeper.whole._known[IMAGE].backoff
+    backoff = keeper.hydration._known[IMAGE].backoff
     await until(lambda: backoff.failures >= 6)
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
@@ -556,7 +562,7 @@ async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper):
     host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
-    await until(lambda: keeper.whole.status.status_of(IMAGE)["remaining_bytes"] == CHUNK)
+    await until(lambda: keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
     host.blobs[blob] = kept
     await keeper.wait("fully_cached")
@@ -578,14 +584,14 @@ async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp
         await keeper.wait("fully_cached", IMAGE)
         await keeper.use(OTHER)
         shown = await keeper.wait("no_space", OTHER)
-        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_fully_cached
+        assert keeper.reported(OTHER).is_used and not keeper.reported(OTHER).is_fully_cached
         assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
-            await keeper.whole.request_hydration(keeper.host.mirrors.get_nowait(OTHER))
+            await keeper.hydration.request_hydration(keeper.host.mirrors.get_nowait(OTHER))
         with pytest.raises(
             errors.Unusable, match="cannot be cached completely here: the cache lacks"
         ):
-            await keeper.whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
+            await keeper.hydration.set_fill_mode(OTHER, hydration.FillMode.URGENT)
         assert keeper.state(IMAGE) == "fully_cached"
         keeper.uses.image_closed(IMAGE)
 
@@ -594,7 +600,7 @@ async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp
             return keeper.state(OTHER) == "fully_cached"
 
         await until(is_whole)
-        assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
+        assert keeper.state(IMAGE) is None and not keeper.reported(IMAGE).is_used
 
 
 async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
@@ -604,7 +610,7 @@ async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
         image = await keeper.use()
         image.boots.state = boot_session.State.READY
         await until(
-            lambda: keeper.state() and keeper.whole.status.status_of(IMAGE)["remaining_bytes"]
+            lambda: keeper.state() and keeper.hydration.status.status_of(IMAGE)["remaining_bytes"]
         )  # is pinned
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
@@ -613,10 +619,10 @@ async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
             assert host.cache.store_chunk(ids.cid_of(data), data)
         image.boots.state = boot_session.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no space" in keeper.whole.status.status_of(IMAGE)["why"])
-        backoff = keeper.whole._known[IMAGE].backoff
+        await until(lambda: "no space" in keeper.hydration.status.status_of(IMAGE)["why"])
+        backoff = keeper.hydration._known[IMAGE].backoff
         await until(lambda: backoff.failures >= 6)
-        assert keeper.whole.status.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
+        assert keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin_chunk(ids.cid_of(data), CHUNK)
         await keeper.wait("fully_cached")
@@ -630,24 +636,24 @@ async def test_hydration_request_fills_image_once_space_was_freed(tmp_path, monk
         await keeper.wait("fully_cached", IMAGE)
         image = await keeper.use(OTHER)
         await keeper.wait("no_space", OTHER)
-        keeper.whole.limits = dataclasses.replace(keeper.whole.limits, recount_s=math.inf)
+        keeper.hydration.limits = dataclasses.replace(keeper.hydration.limits, recount_s=math.inf)
         await keeper.host.pins.unpin_image(IMAGE)
-        await keeper.whole.request_hydration(image)
+        await keeper.hydration.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
 
 async def test_requested_image_stays_pinned_unused_until_withdrawn(keeper):
     image = await keeper.host.mirrors.attach_image(IMAGE)
-    await keeper.whole.request_hydration(image)
+    await keeper.hydration.request_hydration(image)
     for _ in range(10):
         keeper.uses.image_touched(OTHER)
         await trio.sleep(IN_USE_S / 2)
     assert (await keeper.wait("fully_cached"))["is_pinned"]
-    await keeper.whole.withdraw_request(IMAGE)
+    await keeper.hydration.withdraw_request(IMAGE)
     await until(lambda: keeper.state() is None)
     assert keeper.promised_bytes() == 0
     with pytest.raises(errors.Unusable, match="cannot be cached completely here"):
-        await keeper.whole.withdraw_request(IMAGE)
+        await keeper.hydration.withdraw_request(IMAGE)
 
 
 async def test_lost_chunk_is_fetched_again(keeper):
@@ -660,13 +666,13 @@ async def test_lost_chunk_is_fetched_again(keeper):
 
 async def test_fully_cached_image_is_recounted_only_after_a_chunk_is_lost(keeper):
     host, counted = keeper.host, []
-    count = keeper.whole._filler.count_missing
+    count = keeper.hydration._filler.count_missing
 
     async def noted(part, progress):
         counted.append(part.map.image_id)
         await count(part, progress)
 
-    keeper.whole._filler.count_missing = noted
+    keeper.hydration._filler.count_missing = noted
     image = await keeper.use()
     await keeper.wait("fully_cached")
     await host.mirrors.attach_image(OTHER)
@@ -675,7 +681,7 @@ async def test_fully_cached_image_is_recounted_only_after_a_chunk_is_lost(keeper
     await keeper.use(OTHER)
     await keeper.wait("failing", OTHER)
     before = counted.count(IMAGE)
-    await trio.sleep(5 * keeper.whole.limits.recount_s)
+    await trio.sleep(5 * keeper.hydration.limits.recount_s)
     assert counted.count(IMAGE) == before
     host.cache.drop_chunk(image.map.cid_of(3))
     await until(lambda: counted.count(IMAGE) > before)
@@ -696,7 +702,7 @@ async def test_capacity_is_not_recomputed_while_no_space_was_freed(tmp_path, mon
         monkeypatch.setattr(
             capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
-        await trio.sleep(5 * keeper.whole.limits.recount_s)
+        await trio.sleep(5 * keeper.hydration.limits.recount_s)
         assert not looked
 
 
@@ -731,7 +737,7 @@ async def still(folder, limit_bytes=8 * MIB):
 async def test_hanging_attach_delays_one_image_per_round_and_backs_off(tmp_path, monkeypatch):
     async with still(tmp_path) as keeper:
         keeper.set_limits(first_pause_s=1000.0, longest_pause_s=1000.0)
-        keeper.whole.limits = hydration.HydrationLimits(
+        keeper.hydration.limits = hydration.HydrationLimits(
             recount_s=0.0, attach_s=0.2, attach_round_s=0.1
         )
         asked, attach = [], keeper.host.mirrors.attach_image
@@ -745,18 +751,18 @@ async def test_hanging_attach_delays_one_image_per_round_and_backs_off(tmp_path,
             keeper.uses.image_touched(image_id)
             await keeper.host.pins._set(pin_record.ImagePin(image_id, 1.0))
         for settled in range(1, 5):
-            await keeper.whole._settle()
+            await keeper.hydration._settle()
             assert len(asked) == min(settled, 2)
         assert set(asked) == {IMAGE, OTHER}
         monkeypatch.setattr(keeper.host.mirrors, "attach_image", attach)
-        keeper.whole.limits = hydration.HydrationLimits(
+        keeper.hydration.limits = hydration.HydrationLimits(
             recount_s=0.0, attach_s=60.0, attach_round_s=60.0
         )
-        for known in keeper.whole._known.values():
+        for known in keeper.hydration._known.values():
             known.backoff.failure = known.backoff.failure._replace(again_s=0.0)
-        await keeper.whole._settle()
-        await keeper.whole._settle()
-        assert keeper.whole._known[IMAGE].backoff.failure is None
+        await keeper.hydration._settle()
+        await keeper.hydration._settle()
+        assert keeper.hydration._known[IMAGE].backoff.failure is None
         assert keeper.host.pins.pinned_part(IMAGE) and keeper.host.pins.pinned_part(OTHER)
 
 
@@ -778,17 +784,20 @@ async def test_image_with_unwritten_chunks_is_not_reported_fully_cached(tmp_path
             nursery.start_soon(look)
             pinned = keeper.host.pins._pinned
             for _ in range(3):
-                await keeper.whole._settle()
+                await keeper.hydration._settle()
                 pinned[IMAGE] = pinned[IMAGE]._replace()  # as after a new ring table
-            await keeper.whole._settle()
+            await keeper.hydration._settle()
             nursery.cancel_scope.cancel()
-        told = keeper.told()
-        assert keeper.whole._known[IMAGE].left_bytes == 0
-        assert (told.state, told.remaining_bytes) == (fill_status.State.FILLING, told.total_bytes)
+        reported = keeper.reported()
+        assert keeper.hydration._known[IMAGE].left_bytes == 0
+        assert (reported.state, reported.remaining_bytes) == (
+            fill_status.State.FILLING,
+            reported.total_bytes,
+        )
         monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
         with trio.fail_after(PATIENCE_S):
-            while not keeper.told().is_fully_cached:
-                await keeper.whole._settle()
+            while not keeper.reported().is_fully_cached:
+                await keeper.hydration._settle()
                 await trio.sleep(0.01)
 
 
@@ -796,13 +805,13 @@ async def test_image_awaiting_a_recount_is_not_the_next_to_be_filled(tmp_path):
     """Otherwise the fill loop does nothing else until the image is counted."""
     async with still(tmp_path) as keeper:
         await keeper.use()
-        await keeper.whole._settle()
+        await keeper.hydration._settle()
         await trio.sleep(BOOT_IDLE_S)
-        await keeper.whole._settle()
-        await until(lambda: keeper.whole._next() == IMAGE)
+        await keeper.hydration._settle()
+        await until(lambda: keeper.hydration._next() == IMAGE)
         pinned = keeper.host.pins._pinned
         pinned[IMAGE] = pinned[IMAGE]._replace()  # as after a new ring table
-        assert keeper.whole._next() is None
+        assert keeper.hydration._next() is None
 
 
 @pytest.mark.parametrize("is_detached", [True, False])
@@ -811,13 +820,13 @@ async def test_map_of_an_image_without_space_is_dropped_after_its_last_use(tmp_p
     async with still(tmp_path, limit_bytes=CHUNK) as keeper:
         await keeper.use()
         await keeper.uses.scan_processes()
-        await keeper.whole._settle()
+        await keeper.hydration._settle()
         assert list(keeper.host.pins._found) == [IMAGE]
-        await keeper.whole._settle()
+        await keeper.hydration._settle()
         assert list(keeper.host.pins._found) == [IMAGE]
         keeper.uses.image_closed(IMAGE)
         if is_detached:
             keeper.host.mirrors.detach_image(IMAGE)
         keeper.uses.image_detached(IMAGE)
-        await keeper.whole._settle()
+        await keeper.hydration._settle()
         assert not keeper.host.pins._found

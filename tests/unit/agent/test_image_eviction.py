@@ -31,7 +31,7 @@ class Host:
     def __init__(self, host):
         self.host, self.now_s = host, 1000.0
         self.wall_s = time.time()
-        self.open, self.told = set(), []
+        self.open, self.reported = set(), []
         self.uses = usage.ImageUsage(
             host.mirrors, lambda: self.open, set, manual_clock.FunctionClock(lambda: self.now_s)
         )
@@ -41,7 +41,7 @@ class Host:
             self.uses,
             host.pins,
             limits=image_eviction.EvictionLimits(HOUR_S),
-            detach_handlers=[self.told.append],
+            detach_handlers=[self.reported.append],
             clock=manual_clock.FunctionClock(lambda: self.wall_s),
         )
 
@@ -91,7 +91,7 @@ async def test_unused_image_is_detached_after_the_limit(used):
     await used.let_pass(HOUR_S / 2 + 1)
     assert used.host.mirrors.list_attached() == [OTHER]
     assert used.host.mirrors.get_nowait(IMAGE) is None
-    assert (used.told, used.detaching.detached) == ([IMAGE], 1)
+    assert (used.reported, used.detaching.detached) == ([IMAGE], 1)
     await used.let_pass(HOUR_S / 2)
     assert used.host.mirrors.list_attached() == []
     assert list(used.host.maps.iterdir()) == []
@@ -298,8 +298,8 @@ async def test_image_whose_map_cannot_be_deleted_stays_and_others_are_detached(
         await used.let_pass(2 * HOUR_S)
     assert used.host.mirrors.list_attached() == [IMAGE]
     assert await used.read(IMAGE) == DATA
-    told = [one for one in caplog.records if "cannot be detached" in one.getMessage()]
-    assert len(told) == 1
+    reported = [one for one in caplog.records if "cannot be detached" in one.getMessage()]
+    assert len(reported) == 1
     monkeypatch.undo()
     for _ in range(2):  # it was read a moment ago
         await used.let_pass(2 * HOUR_S)

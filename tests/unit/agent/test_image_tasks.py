@@ -41,7 +41,7 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
-        self.whole, self.bases, self.wished, self.prefetched = {}, set(), [], {}
+        self.fill_states, self.bases, self.wished, self.prefetched = {}, set(), [], {}
         self.is_ahead_wanted, self.may_come, self.ahead_delay_s = True, trio.Event(), 0.0
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.mirrors = made.mirrors
@@ -61,7 +61,7 @@ class Host:
         return self.parts.chunks.counters.fetched.get(image_id)
 
     def fill_report(self, image_id):
-        return self.whole.get(image_id, NOT_USED)
+        return self.fill_states.get(image_id, NOT_USED)
 
     async def pre_seed(self, image_id, report):
         if self.failure:
@@ -100,7 +100,7 @@ class Host:
             raise self.failure
         return {"done_bytes": 9}
 
-    async def told(self, image_id=one_host.IMAGE):
+    async def reported(self, image_id=one_host.IMAGE):
         return (await self.tasks.changed_images())[image_id].task
 
     async def all(self):
@@ -111,9 +111,9 @@ class Host:
         """Return the reported task of the image once ``is_so`` holds."""
         with trio.fail_after(30):
             while True:
-                told = (await self.all())[one_host.IMAGE].task
-                if is_so(told):
-                    return told
+                reported = (await self.all())[one_host.IMAGE].task
+                if is_so(reported):
+                    return reported
                 await trio.sleep(0.01)
 
 
@@ -161,22 +161,22 @@ async def test_change_of_fill_state_is_reported_in_the_next_sample(host):
     await host.tasks.changed_images()
     await host.parts.mirrors.attach_image(one_host.IMAGE)
     assert await host.tasks.changed_images() is None  # it is unused: the report can wait
-    for told in (
+    for reported in (
         FILLING,
         msgspec.structs.replace(
             FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
         ),
         NOT_USED,
     ):
-        host.whole[one_host.IMAGE] = told
-        assert (await host.tasks.changed_images())[one_host.IMAGE].fill == told
+        host.fill_states[one_host.IMAGE] = reported
+        assert (await host.tasks.changed_images())[one_host.IMAGE].fill == reported
         assert await host.tasks.changed_images() is None
 
 
 async def test_base_image_of_a_disk_is_reported_without_being_attached(host):
     await host.tasks.changed_images()
     host.bases.add(one_host.OTHER)
-    host.whole[one_host.OTHER] = FILLING
+    host.fill_states[one_host.OTHER] = FILLING
     assert (await host.tasks.changed_images())[one_host.OTHER].fill.is_used
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
@@ -184,12 +184,12 @@ async def test_base_image_of_a_disk_is_reported_without_being_attached(host):
 
 async def test_fill_progress_is_reported_once_per_interval(host):
     await host.parts.mirrors.attach_image(one_host.IMAGE)
-    host.whole[one_host.IMAGE] = FILLING
+    host.fill_states[one_host.IMAGE] = FILLING
     await host.tasks.changed_images()
     further = msgspec.structs.replace(
         FILLING, state=fill_progress.FillState.QUEUED, remaining_bytes=1
     )
-    host.whole[one_host.IMAGE] = further
+    host.fill_states[one_host.IMAGE] = further
     assert await host.tasks.changed_images() is None
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
@@ -201,9 +201,9 @@ async def test_report_at_its_limit_prefers_used_then_recently_touched_images(hos
     for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
         await host.parts.mirrors.attach_image(image_id)
         host.parts.mirrors.save_time_stamp(image_id, touched_ns)
-    host.whole[one_host.IMAGE] = FILLING
+    host.fill_states[one_host.IMAGE] = FILLING
     assert list(await host.tasks.changed_images()) == [one_host.IMAGE]
-    host.whole.clear()
+    host.fill_states.clear()
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
@@ -216,7 +216,7 @@ async def test_report_at_its_limit_prefers_used_images_not_fully_cached(host):
         FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
     )
     for lacking in sorted(host.bases):
-        host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
+        host.fill_states = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
         assert list(await host.tasks.changed_images()) == [lacking]
 
 
@@ -224,14 +224,14 @@ async def test_number_of_reported_images_is_limited(host):
     host.bases = {
         f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
     }
-    host.whole = dict.fromkeys(host.bases, FILLING)
+    host.fill_states = dict.fromkeys(host.bases, FILLING)
     assert len(await host.tasks.changed_images()) == image_tasks.MAX_IMAGES
     assert await host.tasks.changed_images() is None  # unreported images do not count as changed
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
     unused = max(await host.tasks.changed_images())
-    host.whole[unused] = NOT_USED
-    told = await host.tasks.changed_images()
-    assert len(told) == image_tasks.MAX_IMAGES and unused not in told
+    host.fill_states[unused] = NOT_USED
+    reported = await host.tasks.changed_images()
+    assert len(reported) == image_tasks.MAX_IMAGES and unused not in reported
 
 
 def test_bytes_fetched_from_homes_count_as_peer_bytes():
@@ -246,27 +246,32 @@ def test_bytes_fetched_from_homes_count_as_peer_bytes():
 async def test_pre_seed_reports_its_progress(host):
     host.tasks.queue_task(task(5))
     host.tasks.queue_task(task(6, image_id=one_host.OTHER))
-    told = await host.wait(lambda told: told.done)
-    assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
+    reported = await host.wait(lambda reported: reported.done)
+    assert (reported.request, reported.state, reported.done, reported.total) == (
+        5,
+        State.RUNNING,
+        CHUNK,
+        len(DATA),
+    )
     await host.tasks.changed_images()  # changes during the last report
     assert (await host.tasks.changed_images()) is None
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
-    assert (await host.told(one_host.OTHER)).state is State.WAITING
+    assert (await host.reported(one_host.OTHER)).state is State.WAITING
     host.parts.add(DATA, one_host.OTHER)
     host.may_go_on.set()
-    told = await host.wait(lambda told: told.state is State.DONE)
-    assert (told.done, told.total) == (len(DATA), len(DATA))
+    reported = await host.wait(lambda reported: reported.state is State.DONE)
+    assert (reported.done, reported.total) == (len(DATA), len(DATA))
 
 
 async def test_repeated_task_is_reported_again_and_run_once(host):
     host.may_go_on.set()
     host.tasks.queue_task(task(5))
-    await host.wait(lambda told: told.state is State.DONE)
+    await host.wait(lambda reported: reported.state is State.DONE)
     host.failure = errors.ChunkUnavailable("image x", "source", "it would be done again")
     host.tasks.queue_task(task(5))
-    assert (await host.told()).state is State.DONE
+    assert (await host.reported()).state is State.DONE
     await trio.testing.wait_all_tasks_blocked()
-    assert (await host.wait(lambda told: True)).state is State.DONE
+    assert (await host.wait(lambda reported: True)).state is State.DONE
 
 
 WISHES = (Kind.HYDRATE, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
@@ -274,41 +279,41 @@ WISHES = (Kind.HYDRATE, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
 
 async def test_fill_mode_tasks_do_not_wait_for_a_running_pre_seed(host):
     host.tasks.queue_task(task(1))
-    await host.wait(lambda told: told.done)
+    await host.wait(lambda reported: reported.done)
     for request, kind in enumerate(WISHES, 2):
         host.tasks.queue_task(task(request, kind))
-        told = await host.wait(lambda told: told.state is State.DONE)
-        assert (told.request, told.kind) == (request, kind)
+        reported = await host.wait(lambda reported: reported.state is State.DONE)
+        assert (reported.request, reported.kind) == (request, kind)
     assert [asked.kind for asked in host.wished] == list(WISHES)
     host.may_go_on.set()
     await trio.testing.wait_all_tasks_blocked()
     assert host.parts.mirrors.get_nowait(one_host.IMAGE).count_cached().missing_bytes == 0
     host.now_s += image_tasks.DESCRIBE_INTERVAL_S
-    told = await host.told()
-    assert told.kind is Kind.UNPIN  # not the result of an earlier task
+    reported = await host.reported()
+    assert reported.kind is Kind.UNPIN  # not the result of an earlier task
 
 
 @pytest.mark.expect_log("cannot hydrate: image")
 async def test_failed_fill_mode_task_reports_why_and_the_next_one_runs(host):
     host.failure = errors.Unusable("image x", "cannot be cached completely here")
     host.tasks.queue_task(task(1, Kind.HYDRATE))
-    told = await host.wait(lambda told: told.state is State.FAILED)
-    assert told.why == "image x: cannot be cached completely here"
+    reported = await host.wait(lambda reported: reported.state is State.FAILED)
+    assert reported.why == "image x: cannot be cached completely here"
     host.failure = None
     host.tasks.queue_task(task(2, Kind.PAUSE))
-    await host.wait(lambda told: told.state is State.DONE)
+    await host.wait(lambda reported: reported.state is State.DONE)
 
 
 @pytest.mark.expect_log("cannot pre_seed: image")
 async def test_failed_pre_seed_reports_why_and_the_next_one_runs(host):
     host.failure = errors.ChunkUnavailable("image x", "source", "x" * 999)
     host.tasks.queue_task(task(1))
-    told = await host.wait(lambda told: told.state is State.FAILED)
-    assert len(told.why) == decision_messages.MAX_WHY
+    reported = await host.wait(lambda reported: reported.state is State.FAILED)
+    assert len(reported.why) == decision_messages.MAX_WHY
     host.failure = None
     host.may_go_on.set()
     host.tasks.queue_task(task(2))
-    await host.wait(lambda told: told.state is State.DONE)
+    await host.wait(lambda reported: reported.state is State.DONE)
 
 
 @pytest.mark.allow_log("cannot pre_seed")
@@ -316,23 +321,23 @@ async def test_task_flood_is_refused_and_the_report_is_bounded(host):
     ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(300)]
     for number, image_id in enumerate(ids):
         host.tasks.queue_task(task(number, image_id=image_id))
-    told = await host.tasks.changed_images()
-    assert len(told) == image_tasks.MAX_REPORTED_TASKS
-    assert told[ids[-1]].task.state is State.FAILED
-    assert told[ids[-1]].task.why == "64 other tasks already wait on this host"
+    reported = await host.tasks.changed_images()
+    assert len(reported) == image_tasks.MAX_REPORTED_TASKS
+    assert reported[ids[-1]].task.state is State.FAILED
+    assert reported[ids[-1]].task.why == "64 other tasks already wait on this host"
 
 
 async def test_boots_are_recorded_as_often_as_requested(host):
     assert host.recording.remaining_boots(one_host.IMAGE) == 0
     host.tasks.queue_task(task(3, Kind.RECORD_BOOTS, boots=2))
     assert host.recording.remaining_boots(one_host.IMAGE) == 2
-    assert (await host.told()).done == 0
+    assert (await host.reported()).done == 0
     host.recording._sent[one_host.IMAGE] = 1
-    told = await host.told()
-    assert (told.state, told.done, told.total) == (State.RUNNING, 1, 2)
+    reported = await host.reported()
+    assert (reported.state, reported.done, reported.total) == (State.RUNNING, 1, 2)
     host.recording._sent[one_host.IMAGE] = 2
-    told = await host.told()
-    assert (told.state, told.done) == (State.DONE, 2)
+    reported = await host.reported()
+    assert (reported.state, reported.done) == (State.DONE, 2)
 
 
 @pytest.mark.expect_log("cannot record_boots: boot_memory_limit_bytes: is 0")
@@ -340,38 +345,38 @@ async def test_record_boots_task_fails_where_recording_is_disabled(tmp_path):
     async with one_host.one_host(tmp_path) as parts:
         made = Host(parts, LIMITS._replace(longest_s=0.0))
         made.tasks.queue_task(task(1, Kind.RECORD_BOOTS))
-        told = await made.told()
-    assert told.state is State.FAILED and "boot_memory_limit_bytes: is 0" in told.why
+        reported = await made.reported()
+    assert reported.state is State.FAILED and "boot_memory_limit_bytes: is 0" in reported.why
 
 
 async def test_boot_image_prefetch_does_not_delay_other_tasks(host):
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
-    await host.wait(lambda told: told.state is State.RUNNING)
+    await host.wait(lambda reported: reported.state is State.RUNNING)
     other = str(one_host.OTHER)
     host.tasks.queue_task(task(2, Kind.FLATTEN, other))
-    while (await host.told(other)).state is not State.DONE:
+    while (await host.reported(other)).state is not State.DONE:
         host.now_s += image_tasks.DESCRIBE_INTERVAL_S
         await trio.sleep(0.01)
-    assert (await host.told()).state is State.RUNNING
+    assert (await host.reported()).state is State.RUNNING
     host.may_come.set()
-    done = await host.wait(lambda told: told.state is State.DONE)
+    done = await host.wait(lambda reported: reported.state is State.DONE)
     assert (done.kind, done.done, done.total) == (Kind.PREFETCH_BOOT_IMAGE, 9, 9)
 
 
 async def test_boot_image_prefetch_does_not_hide_a_requested_task(host):
     """A client that waits for a pre-seed looks for it in the report, also once it is done."""
     host.tasks.queue_task(task(1))
-    await host.wait(lambda told: told.done)
+    await host.wait(lambda reported: reported.done)
     host.may_come.set()
     host.tasks.queue_task(task(2, Kind.PREFETCH_BOOT_IMAGE))
-    told = await host.wait(lambda told: True)
-    assert (told.request, told.state, told.total) == (1, State.RUNNING, len(DATA))
+    reported = await host.wait(lambda reported: True)
+    assert (reported.request, reported.state, reported.total) == (1, State.RUNNING, len(DATA))
     host.may_go_on.set()
-    await host.wait(lambda told: told.state is State.DONE)
+    await host.wait(lambda reported: reported.state is State.DONE)
     host.tasks.queue_task(task(3, Kind.PREFETCH_BOOT_IMAGE))
-    assert (await host.wait(lambda told: True)).request == 1
+    assert (await host.wait(lambda reported: True)).request == 1
     host.tasks.queue_task(task(4))
-    assert (await host.wait(lambda told: True)).request == 4
+    assert (await host.wait(lambda reported: True)).request == 4
 
 
 async def test_delayed_boot_image_prefetches_wait_concurrently(host):
@@ -396,7 +401,7 @@ async def test_failed_boot_image_prefetch_reports_why(host):
     host.failure = errors.Unusable("the boot image", "exceeds the daily limit")
     host.may_come.set()
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
-    failed = await host.wait(lambda told: told.state is State.FAILED)
+    failed = await host.wait(lambda reported: reported.state is State.FAILED)
     assert "exceeds the daily limit" in failed.why
 
 

@@ -11,7 +11,7 @@ from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 from tests.unit.agent import test_peer_budgets as budgets
 from tests.unit.agent import test_peer_network as nets
 
@@ -119,7 +119,7 @@ async def test_connection_is_read_in_small_steps_until_a_useful_message():
 async def test_requests_of_many_hosts_are_spread_over_loop_turns():
     steps = Steps()
 
-    class Refusing(peer_giver.TaskGiver):
+    class Refusing(request_server.TaskServer):
         def requests_received(self, connection, requests, arrived_s):
             steps.note(len(requests))
             code = peer_wire.RefuseCode.UNREACHABLE  # not a fault of the peer, and free

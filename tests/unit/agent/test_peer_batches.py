@@ -12,7 +12,7 @@ from acstor_agent.peers.connection import client_connection
 from acstor_common import errors
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 from tests.unit.agent import test_peer_network as nets
 
 CHUNK = 4096
@@ -75,21 +75,21 @@ class Host:
         self._to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         self.messages = []
 
-    async def hear(self, count):
+    async def receive_requests(self, count):
         """Return the first ``count`` requests, by offset, once they have arrived."""
         while len(nets.requests_in(self.messages)) < count:
             self.messages += self._to.feed_bytes(await self._stream.receive_some())
         return sorted(nets.requests_in(self.messages), key=lambda one: one.offset)
 
-    async def hear_cancel(self):
+    async def receive_cancel(self):
         """Return the first Cancel, once it has arrived."""
         while True:
             for message in self.messages:
                 if isinstance(message, peer_wire.Cancel):
                     return message
-            await self.hear_more()
+            await self.receive_more()
 
-    async def hear_more(self):
+    async def receive_more(self):
         self.messages += self._to.feed_bytes(await self._stream.receive_some())
 
     def cancelled(self):
@@ -97,12 +97,12 @@ class Host:
         cancels = [m for m in self.messages if isinstance(m, peer_wire.Cancel)]
         return {number for cancel in cancels for number in cancel.request_ids}
 
-    async def say(self, data):
+    async def send(self, data):
         await self._stream.send_all(data)
 
 
 @contextlib.asynccontextmanager
-async def asked_by(converse, **options):
+async def client_of_peer(converse, **options):
     """Let ``converse`` answer a client; yields the client."""
 
     async def handler(stream):
@@ -118,7 +118,7 @@ async def asked_by(converse, **options):
 async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.Mode.HOME_ONLY):
     """Fetch chunks in one batch; record the outcome of each."""
     asked = [request(number, mode=mode) for number in numbers]
-    came = await peer_giver.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
+    came = await request_server.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
     for number, outcome in came.items():
         is_right = not isinstance(outcome, Exception) and (
             outcome == DATA[CHUNK * number :][:CHUNK]
@@ -130,31 +130,31 @@ async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.
 
 
 async def test_requests_of_one_loop_turn_share_a_message_and_accept_any_order():
-    heard = []
+    received = []
 
     async def converse(host):
-        asked = await host.hear(COUNT)
-        heard.extend(m for m in host.messages if isinstance(m, peer_wire.Get))
+        asked = await host.receive_requests(COUNT)
+        received.extend(m for m in host.messages if isinstance(m, peer_wire.Get))
         run = peer_wire.encode_chunks([chunk(one) for one in reversed(asked)])
-        await host.say(b"".join(run))
+        await host.send(b"".join(run))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         outcomes = {}
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         await fetch_all(client, range(COUNT), outcomes)
-    assert len(heard) == 1 and outcomes == dict.fromkeys(range(COUNT), "came")
+    assert len(received) == 1 and outcomes == dict.fromkeys(range(COUNT), "came")
 
 
 async def test_each_chunk_of_a_batch_has_its_own_answer():
     """The answers are bytes, a refusal, a referral and none."""
 
     async def converse(host):
-        first, second, third, _ = await host.hear(4)
+        first, second, third, _ = await host.receive_requests(4)
         refused = peer_wire.Refuse(second.request_id, peer_wire.RefuseCode.MISSING)
         referred = peer_wire.Refer(third.request_id, ("h7",))
-        await host.say(frames(referred, chunk(first), refused))
+        await host.send(frames(referred, chunk(first), refused))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         outcomes = {}
         await fetch_all(client, range(4), outcomes, mode=peer_wire.Mode.HOME, timeout_s=0.3)
     assert outcomes[0] == "came" and outcomes[2].hosts == ("h7",)
@@ -163,30 +163,30 @@ async def test_each_chunk_of_a_batch_has_its_own_answer():
 
 
 async def test_flood_of_pings_causes_few_callbacks():
-    heard, came = [], trio.Event()
+    received, came = [], trio.Event()
 
     async def converse(host):
-        [asked] = await host.hear(1)
-        await host.say(frames(*[peer_wire.Ping(0)] * 1000, chunk(asked)))
+        [asked] = await host.receive_requests(1)
+        await host.send(frames(*[peer_wire.Ping(0)] * 1000, chunk(asked)))
 
-    def hear(answers):
-        heard.append(answers)
+    def on_answers(answers):
+        received.append(answers)
         if answers:
             came.set()
 
-    async with asked_by(converse, limits=nets.TALKATIVE) as client:
-        client.net.send_requests(nets.SERVER, client.address, [request(1)], hear)
+    async with client_of_peer(converse, limits=nets.TALKATIVE) as client:
+        client.net.send_requests(nets.SERVER, client.address, [request(1)], on_answers)
         with trio.fail_after(5):
             await came.wait()
-    signs = heard.count([])
-    assert 1 <= signs <= 100 and len(heard) == signs + 1
+    signs = received.count([])
+    assert 1 <= signs <= 100 and len(received) == signs + 1
 
 
-ANSWERS_TO_NOBODY = {
-    "never asked for": lambda asked: [peer_wire.Chunk(777, b"x")],
-    "refused, never asked for": lambda asked: [peer_wire.Refuse(777, peer_wire.RefuseCode.MISSING)],
+UNREQUESTED_ANSWERS = {
+    "unrequested chunk": lambda asked: [peer_wire.Chunk(777, b"x")],
+    "unrequested refusal": lambda asked: [peer_wire.Refuse(777, peer_wire.RefuseCode.MISSING)],
     "twice": lambda asked: [chunk(asked), chunk(asked)],
-    "given and refused": lambda asked: [
+    "answered and refused": lambda asked: [
         chunk(asked),
         peer_wire.Refuse(asked.request_id, peer_wire.RefuseCode.BUSY),
     ],
@@ -194,13 +194,13 @@ ANSWERS_TO_NOBODY = {
 
 
 @pytest.mark.expect_log(RUDE)
-@pytest.mark.parametrize("name", ANSWERS_TO_NOBODY)
+@pytest.mark.parametrize("name", UNREQUESTED_ANSWERS)
 async def test_unrequested_answer_closes_the_connection(name):
     async def converse(host):
-        asked, _ = await host.hear(2)
-        await host.say(frames(*ANSWERS_TO_NOBODY[name](asked)))
+        asked, _ = await host.receive_requests(2)
+        await host.send(frames(*UNREQUESTED_ANSWERS[name](asked)))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         outcomes = {}
         await fetch_all(client, range(2), outcomes)
         await nets.wait_until(lambda: client.net.connection_counts[1] == 0)
@@ -233,17 +233,17 @@ MORE_THAN_TOO_LATE = {
 }
 
 
-async def given_up(say):
+async def given_up(late_answers_of):
     """Answer four of eight requests after their cancel, then the rest; return the outcomes."""
 
     async def converse(host):
-        asked = await host.hear(8)
+        asked = await host.receive_requests(8)
         while len(cancelled := host.cancelled()) < 4:
-            await host.hear_more()
+            await host.receive_more()
         assert cancelled == {one.request_id for one in asked[:4]}
-        await host.say(frames(*say(asked), *map(chunk, asked[4:])))
+        await host.send(frames(*late_answers_of(asked), *map(chunk, asked[4:])))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         late, in_time = {}, {}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: fetch_all(client, range(4), late, timeout_s=0.1))
@@ -283,11 +283,11 @@ async def test_oversized_frame_is_refused_by_its_header_and_reported(why):
     received, rude = [], []
 
     async def converse(host):
-        [asked] = await host.hear(1)
-        await host.say(PADDED[why](asked)[:1000])
+        [asked] = await host.receive_requests(1)
+        await host.send(PADDED[why](asked)[:1000])
 
-    async with asked_by(
-        converse, told={"protocol_violated": lambda *told: rude.append(told)}
+    async with client_of_peer(
+        converse, reported={"protocol_violated": lambda *reported: rude.append(reported)}
     ) as client:
         client.net.send_requests(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
@@ -298,23 +298,23 @@ async def test_oversized_frame_is_refused_by_its_header_and_reported(why):
 
 async def test_chunk_is_copied_out_of_a_frame_with_cancelled_chunks():
     async def converse(host):
-        asked = await host.hear(3)
-        await host.hear_cancel()
-        await host.say(frame_of(*map(chunk, asked)))
-        await host.say(frame_of(*map(chunk, (await host.hear(6))[3:])))
+        asked = await host.receive_requests(3)
+        await host.receive_cancel()
+        await host.send(frame_of(*map(chunk, asked)))
+        await host.send(frame_of(*map(chunk, (await host.receive_requests(6))[3:])))
 
-    async with asked_by(converse) as client:
-        heard = []
+    async with client_of_peer(converse) as client:
+        received = []
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._outgoing()
         for numbers, given_up in (((1, 2, 3), [1, 3]), ((4, 5, 6), [])):
-            connection.send_requests([request(n) for n in numbers], heard.extend)
+            connection.send_requests([request(n) for n in numbers], received.extend)
             await trio.sleep(0.05)  # they are sent
             connection.cancel_requests(given_up)
-            await nets.wait_until(lambda: len(heard) == (1 if given_up else 4))  # noqa: B023
-    assert heard == [chunk(request(n)) for n in (2, 4, 5, 6)]
-    assert isinstance(heard[0].data, bytes)  # a copy of its own
-    assert len({id(answer.data.obj) for answer in heard[1:]}) == 1  # adjacent, all requested
+            await nets.wait_until(lambda: len(received) == (1 if given_up else 4))  # noqa: B023
+    assert received == [chunk(request(n)) for n in (2, 4, 5, 6)]
+    assert isinstance(received[0].data, bytes)  # a copy of its own
+    assert len({id(answer.data.obj) for answer in received[1:]}) == 1  # adjacent, all requested
 
 
 def is_used(connection, number):
@@ -326,35 +326,35 @@ async def test_request_id_is_not_reused_while_an_answer_may_arrive():
     """Otherwise the answer to the cancelled request would be taken for that to the new one."""
 
     async def converse(host):
-        first, _ = await host.hear(2)
-        await host.hear_cancel()
-        await host.say(frames(chunk(first)))
-        await host.say(frames(chunk((await host.hear(3))[2])))
+        first, _ = await host.receive_requests(2)
+        await host.receive_cancel()
+        await host.send(frames(chunk(first)))
+        await host.send(frames(chunk((await host.receive_requests(3))[2])))
 
-    async with asked_by(converse) as client:
-        heard = []
+    async with client_of_peer(converse) as client:
+        received = []
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._outgoing()
-        connection.send_requests([request(7, at=1), request(8, at=2)], heard.extend)
+        connection.send_requests([request(7, at=1), request(8, at=2)], received.extend)
         with pytest.raises(errors.LocalProtocolError, match="request id 8 is still in use"):
-            connection.send_requests([request(8, at=3)], heard.extend)
+            connection.send_requests([request(8, at=3)], received.extend)
         await trio.sleep(0.05)
         connection.cancel_requests([7])
         with pytest.raises(errors.LocalProtocolError, match="request id 7 is still in use"):
-            connection.send_requests([request(7, at=3)], heard.extend)
+            connection.send_requests([request(7, at=3)], received.extend)
         await nets.wait_until(lambda: not is_used(connection, 7))  # its answer has arrived
-        connection.send_requests([request(7, at=3)], heard.extend)
-        await nets.wait_until(lambda: heard)
-        assert heard == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
+        connection.send_requests([request(7, at=3)], received.extend)
+        await nets.wait_until(lambda: received)
+        assert received == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
 
 
 async def test_oldest_remembered_cancel_is_forgotten_at_the_limit():
     limits = peer_network.PeerLimits(remembered_cancels=3)
 
     async def converse(host):
-        await host.hear(5)
+        await host.receive_requests(5)
 
-    async with asked_by(converse, limits=limits) as client:
+    async with client_of_peer(converse, limits=limits) as client:
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._outgoing()
         connection.send_requests([request(n) for n in range(5)], lambda answers: None)
@@ -367,45 +367,45 @@ async def test_cancel_names_chunks_of_a_batch_and_the_rest_arrives():
     cancelled = []
 
     async def converse(host):
-        asked = await host.hear(8)
-        cancelled.append(await host.hear_cancel())
+        asked = await host.receive_requests(8)
+        cancelled.append(await host.receive_cancel())
         wanted = {r.request_id for r in asked} - {n for m in cancelled for n in m.request_ids}
-        await host.say(frames(*(chunk(r) for r in asked if r.request_id in wanted)))
+        await host.send(frames(*(chunk(r) for r in asked if r.request_id in wanted)))
 
-    async with asked_by(converse) as client:
-        heard = []
+    async with client_of_peer(converse) as client:
+        received = []
         async with trio.open_nursery() as nursery:
             await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
             [connection] = client.net._outgoing()
-            connection.send_requests([request(n) for n in range(1, 9)], heard.extend)
+            connection.send_requests([request(n) for n in range(1, 9)], received.extend)
             await nets.wait_until(lambda: not connection._send_queue)
             connection.cancel_requests([1, 3, 5, 7])
-            await nets.wait_until(lambda: len(heard) == 4)
+            await nets.wait_until(lambda: len(received) == 4)
             nursery.cancel_scope.cancel()
     assert [message.request_ids for message in cancelled] == [(1, 3, 5, 7)]
-    assert [answer.request_id for answer in heard] == [2, 4, 6, 8]
+    assert [answer.request_id for answer in received] == [2, 4, 6, 8]
 
 
 @pytest.mark.expect_log("a request to a peer has failed")
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_unencodable_request_fails_all_requests_of_the_connection(is_connected):
     """The connection closes, and all of its requests are lost."""
-    heard = []
+    received = []
 
     async def converse(host):
         await trio.sleep_forever()
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
         if is_connected:
             await line.is_decided.wait()
-        line.send_requests([request(1)], heard.extend)
-        line.send_requests([request(2, timeout_ms=0)], heard.extend)
-        await nets.wait_until(lambda: len(heard) == 2)
+        line.send_requests([request(1)], received.extend)
+        line.send_requests([request(2, timeout_ms=0)], received.extend)
+        await nets.wait_until(lambda: len(received) == 2)
         await nets.wait_until(lambda: not client.net._channels)
         assert client.net.faults.count == 1
-    assert sorted(one.request_id for one in heard) == [1, 2]
-    assert all("a Get without a timeout" in str(one.failure) for one in heard)
+    assert sorted(one.request_id for one in received) == [1, 2]
+    assert all("a Get without a timeout" in str(one.failure) for one in received)
 
 
 async def test_request_is_sent_immediately():
@@ -415,7 +415,7 @@ async def test_request_is_sent_immediately():
         hosts.append(host)
         await trio.sleep_forever()
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
         await line.is_decided.wait()
         await nets.wait_until(lambda: hosts)
@@ -432,14 +432,14 @@ def fill(connection):
 
 
 async def test_requests_queued_at_a_full_socket_share_a_message():
-    reads, heard = trio.Event(), []
+    reads, received = trio.Event(), []
 
     async def converse(host):
         await reads.wait()
-        await host.hear(2)
-        heard.extend(host.messages)
+        await host.receive_requests(2)
+        received.extend(host.messages)
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._outgoing()
         fill(connection)
@@ -447,38 +447,40 @@ async def test_requests_queued_at_a_full_socket_share_a_message():
             connection.send_requests([request(number)], lambda answers: None)
         connection.cancel_requests([1])
         reads.set()
-        await nets.wait_until(lambda: heard)
-    asked = [[one.request_id for one in m.requests] for m in heard if isinstance(m, peer_wire.Get)]
+        await nets.wait_until(lambda: received)
+    asked = [
+        [one.request_id for one in m.requests] for m in received if isinstance(m, peer_wire.Get)
+    ]
     assert asked == [[2, 3]]
-    assert not any(isinstance(m, peer_wire.Cancel) for m in heard)
+    assert not any(isinstance(m, peer_wire.Cancel) for m in received)
 
 
 async def test_lost_connection_fails_each_request_once_and_later_ones_too():
     async def converse(host):
-        asked = await host.hear(COUNT)
-        await host.say(frames(chunk(asked[5])))
+        asked = await host.receive_requests(COUNT)
+        await host.send(frames(chunk(asked[5])))
         await host._stream.aclose()
 
-    async with asked_by(converse) as client:
-        heard = []
+    async with client_of_peer(converse) as client:
+        received = []
         line = client.net._channel_to(nets.SERVER, client.address, nets.DEMAND)
-        line.send_requests([request(n) for n in range(COUNT)], heard.extend)
-        await nets.wait_until(lambda: len(heard) == COUNT)
-        line.send_requests([request(1000)], heard.extend)
-        assert len(heard) == COUNT  # no callback runs inside the call
-        await nets.wait_until(lambda: len(heard) == COUNT + 1)
-    assert heard[0] == chunk(request(5))
-    assert all(isinstance(answer, client_connection.RequestLost) for answer in heard[1:])
-    numbers = [answer.request_id for answer in heard]
+        line.send_requests([request(n) for n in range(COUNT)], received.extend)
+        await nets.wait_until(lambda: len(received) == COUNT)
+        line.send_requests([request(1000)], received.extend)
+        assert len(received) == COUNT  # no callback runs inside the call
+        await nets.wait_until(lambda: len(received) == COUNT + 1)
+    assert received[0] == chunk(request(5))
+    assert all(isinstance(answer, client_connection.RequestLost) for answer in received[1:])
+    numbers = [answer.request_id for answer in received]
     assert sorted(numbers) == [*range(COUNT), 1000] and numbers[-1] == 1000
 
 
 async def test_unanswered_requests_of_a_batch_time_out_concurrently():
     async def converse(host):
-        asked = await host.hear(COUNT)
-        await host.say(frames(chunk(asked[7])))
+        asked = await host.receive_requests(COUNT)
+        await host.send(frames(chunk(asked[7])))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         outcomes = {}
         began = trio.current_time()
         await fetch_all(client, range(COUNT), outcomes, timeout_s=0.4)
@@ -488,107 +490,109 @@ async def test_unanswered_requests_of_a_batch_time_out_concurrently():
 
 
 async def test_requests_before_the_connection_are_sent_once_it_is_established():
-    heard, asked = [], []
+    received, asked = [], []
 
     async def converse(host):
-        asked.extend(await host.hear(3))
-        await host.say(frames(*map(chunk, asked)))
+        asked.extend(await host.receive_requests(3))
+        await host.send(frames(*map(chunk, asked)))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         at = nets.SERVER, client.address
-        client.net.send_requests(*at, [request(n) for n in (1, 2)], heard.extend)
-        client.net.send_requests(*at, [request(n) for n in (3, 4)], heard.extend)
+        client.net.send_requests(*at, [request(n) for n in (1, 2)], received.extend)
+        client.net.send_requests(*at, [request(n) for n in (3, 4)], received.extend)
         client.net.cancel_requests(nets.SERVER, [2])
-        await nets.wait_until(lambda: len(heard) == 3)
+        await nets.wait_until(lambda: len(received) == 3)
         assert not client.net._outgoing()[0]._waiting
     assert [one.request_id for one in asked] == [1, 3, 4]
-    assert sorted(heard) == [chunk(request(n)) for n in (1, 3, 4)]
+    assert sorted(received) == [chunk(request(n)) for n in (1, 3, 4)]
 
 
 async def test_requests_to_an_unreachable_peer_fail_once_with_the_reason():
-    heard = []
+    received = []
     limits = peer_network.PeerLimits(outgoing=1)
     async with nets.asking("127.0.0.1:1", limits=limits) as client:
         client.net.send_requests(
-            nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend
+            nets.SERVER, client.address, [request(n) for n in range(8)], received.extend
         )
         urgent = [request(9, priority=peer_wire.Priority.PREFETCH)]
         client.net.send_requests(
-            nets.SERVER, client.address, urgent, heard.extend
+            nets.SERVER, client.address, urgent, received.extend
         )  # over the limit of connections
-        assert not heard
-        await nets.wait_until(lambda: len(heard) == 9)
+        assert not received
+        await nets.wait_until(lambda: len(received) == 9)
         await trio.sleep(0.05)
-    heard.sort(key=lambda answer: answer.request_id)
-    assert [answer.request_id for answer in heard] == [*range(8), 9]
-    assert "in use" in str(heard.pop().failure)
-    assert all("cannot connect" in str(answer.failure) for answer in heard)
+    received.sort(key=lambda answer: answer.request_id)
+    assert [answer.request_id for answer in received] == [*range(8), 9]
+    assert "in use" in str(received.pop().failure)
+    assert all("cannot connect" in str(answer.failure) for answer in received)
 
 
 async def test_requests_after_close_fail():
     """A callback that requests again fails again, each time in a new turn of the event loop."""
-    heard = []
+    received = []
     async with nets.asking("127.0.0.1:1") as client:
 
-        def hear(answers):
-            heard.extend(answers)
-            if len(heard) < 2000:
-                client.net.send_requests(nets.SERVER, client.address, [request(len(heard))], hear)
+        def on_answers(answers):
+            received.extend(answers)
+            if len(received) < 2000:
+                client.net.send_requests(
+                    nets.SERVER, client.address, [request(len(received))], on_answers
+                )
 
         await client.net.aclose()
         await nets.wait_until(lambda: client.net._nursery is None)
-        client.net.send_requests(nets.SERVER, client.address, [request(0)], hear)
-        assert not heard
-        await nets.wait_until(lambda: len(heard) == 2000)
+        client.net.send_requests(nets.SERVER, client.address, [request(0)], on_answers)
+        assert not received
+        await nets.wait_until(lambda: len(received) == 2000)
         client.net.send_requests(
-            nets.SERVER, client.address, [request(1), request(2)], heard.extend
+            nets.SERVER, client.address, [request(1), request(2)], received.extend
         )
         client.net.cancel_requests(nets.SERVER, [1])
-        await nets.wait_until(lambda: len(heard) == 2001)
+        await nets.wait_until(lambda: len(received) == 2001)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(0, CHUNK)
         assert not client.net._replaced
-    assert [answer.request_id for answer in heard] == [*range(2000), 2]
-    assert {type(answer.failure) for answer in heard} == {errors.SourceUnreachable}
+    assert [answer.request_id for answer in received] == [*range(2000), 2]
+    assert {type(answer.failure) for answer in received} == {errors.SourceUnreachable}
 
 
 async def test_cancelled_request_to_a_moved_host_gets_no_callback():
-    heard = []
+    received = []
 
     async def converse(host):
-        await host.hear(2)
+        await host.receive_requests(2)
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         client.net.send_requests(
-            nets.SERVER, client.address, [request(1), request(2)], heard.extend
+            nets.SERVER, client.address, [request(1), request(2)], received.extend
         )
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        client.net.send_requests(nets.SERVER, "127.0.0.1:1", [request(3)], heard.extend)
+        client.net.send_requests(nets.SERVER, "127.0.0.1:1", [request(3)], received.extend)
         client.net.cancel_requests(nets.SERVER, [1])
-        await nets.wait_until(lambda: len(heard) == 2)
+        await nets.wait_until(lambda: len(received) == 2)
         await trio.sleep(0.05)
         assert not client.net._replaced
-    assert sorted(answer.request_id for answer in heard) == [2, 3]
+    assert sorted(answer.request_id for answer in received) == [2, 3]
 
 
 @pytest.mark.expect_log("(an answer of|a connection to) a peer has failed")
 @pytest.mark.parametrize("is_there", [True, False])
 async def test_exception_in_a_callback_does_not_affect_other_requests(is_there):
-    heard = []
+    received = []
 
-    def hear(answers):
+    def on_answers(answers):
         raise ZeroDivisionError
 
     async def converse(host):
-        await host.hear(2)
+        await host.receive_requests(2)
         await host._stream.aclose()
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         address = client.address if is_there else "127.0.0.1:1"
-        client.net.send_requests(nets.SERVER, address, [request(1)], hear)
-        client.net.send_requests(nets.SERVER, address, [request(2)], heard.extend)
+        client.net.send_requests(nets.SERVER, address, [request(1)], on_answers)
+        client.net.send_requests(nets.SERVER, address, [request(2)], received.extend)
         await nets.wait_until(lambda: client.net.faults.count)
-    assert [answer.request_id for answer in heard] == [2]
+    assert [answer.request_id for answer in received] == [2]
 
 
 async def test_duplicate_request_ids_raise_local_protocol_error():
@@ -603,7 +607,7 @@ async def test_duplicate_request_ids_raise_local_protocol_error():
 # Server side
 
 
-async def hear_all(stream, count):
+async def receive_all(stream, count):
     to, messages = peer_receiver.Receiver("server", peer_wire.FROM_SERVER), []
     data = b""
     with trio.fail_after(5):
@@ -619,7 +623,7 @@ async def test_batched_requests_are_served_together_in_one_frame():
     async with nets.serving(handler=server) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch())
-        chunks, data = await hear_all(stream, COUNT)
+        chunks, data = await receive_all(stream, COUNT)
         await stream.aclose()
     assert chunks == [chunk(request(n)) for n in range(1, COUNT + 1)]
     assert server.groups == [list(range(1, COUNT + 1))]
@@ -636,7 +640,7 @@ async def test_refused_and_pending_requests_do_not_delay_their_batch():
     async with nets.serving(handler=Mixed()) as (net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch(range(1, 10)))
-        answers, _ = await hear_all(stream, 8)
+        answers, _ = await receive_all(stream, 8)
         refused = {a.request_id for a in answers if isinstance(a, peer_wire.Refuse)}
         given = {a.request_id for a in answers if isinstance(a, peer_wire.Chunk)}
         assert (refused, given) == ({3, 6, 9}, {1, 2, 5, 7, 8})
@@ -665,7 +669,7 @@ async def test_request_cancelled_in_the_queue_is_not_started():
         stream = await nets.dial(address)
         cancel = frames(peer_wire.Cancel((2, 3, 4)))
         await stream.send_all(nets.HELLO + batch([1]) + batch(range(2, 6)) + cancel + batch([6]))
-        answers, _ = await hear_all(stream, 3)
+        answers, _ = await receive_all(stream, 3)
         await stream.aclose()
     assert begun == [1, 5, 6] == [answer.request_id for answer in answers]
 
@@ -691,7 +695,7 @@ async def test_request_that_expires_in_the_queue_is_not_started():
     ):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch(range(1, 7), timeout_ms=200))
-        answers, _ = await hear_all(stream, 6)
+        answers, _ = await receive_all(stream, 6)
         assert not net._budgets.requests.used
         await stream.aclose()
     assert begun == [1]
@@ -730,7 +734,7 @@ async def test_server_accepts_a_request_id_reused_right_after_its_cancel():
     async with nets.serving(handler=Here()) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(nets.HELLO + batch([5]) + frames(peer_wire.Cancel((5,))) + batch([5]))
-        answers, _ = await hear_all(stream, 1)
+        answers, _ = await receive_all(stream, 1)
         await stream.aclose()
     assert answers == [chunk(request(5))]
 
@@ -825,20 +829,20 @@ def chunks(asked, *left_out):
 
 
 async def test_chunks_of_a_run_may_be_answered_separately_in_any_order():
-    heard = []
+    received = []
 
     async def converse(host):
-        [asked] = await host.hear(1)
+        [asked] = await host.receive_requests(1)
         for message in reversed(chunks(asked, 2)):
-            await host.say(frames(message))
-        await host.say(frames(peer_wire.Refuse(2, peer_wire.RefuseCode.MISSING)))
+            await host.send(frames(message))
+        await host.send(frames(peer_wire.Refuse(2, peer_wire.RefuseCode.MISSING)))
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
-        await nets.wait_until(lambda: len(heard) == 4)
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], received.extend)
+        await nets.wait_until(lambda: len(received) == 4)
         assert not client.net._outgoing()[0]._waiting
-    assert [answer.request_id for answer in heard] == [4, 3, 1, 2]
-    assert heard[2].data == DATA[CHUNK : 2 * CHUNK]
+    assert [answer.request_id for answer in received] == [4, 3, 1, 2]
+    assert received[2].data == DATA[CHUNK : 2 * CHUNK]
 
 
 def whole(asked, first=0, stop=None):
@@ -850,36 +854,36 @@ def whole(asked, first=0, stop=None):
 @pytest.mark.parametrize("parts", [[(0, 5)], [(3, 5), (0, 3)], [(4, 5), (0, 4)]])
 async def test_run_may_be_answered_in_parts(parts):
     """Its last chunk is shorter than the others."""
-    heard, asked = [], run(1, 5)._replace(length=5 * CHUNK - 7)
+    received, asked = [], run(1, 5)._replace(length=5 * CHUNK - 7)
 
     async def converse(host):
-        await host.hear(1)
-        await host.say(frames(*[whole(asked, *part) for part in parts]))
+        await host.receive_requests(1)
+        await host.send(frames(*[whole(asked, *part) for part in parts]))
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
-        await nets.wait_until(lambda: sum(answer.chunk_count for answer in heard) == 5)
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [asked], received.extend)
+        await nets.wait_until(lambda: sum(answer.chunk_count for answer in received) == 5)
         assert not client.net._outgoing()[0]._waiting
     answered = [chunk for part in parts for chunk in whole(asked, *part).iter_chunks()]
-    assert [chunk for answer in heard for chunk in answer.iter_chunks()] == answered
+    assert [chunk for answer in received for chunk in answer.iter_chunks()] == answered
 
 
 async def test_run_with_a_cancelled_chunk_is_delivered_chunk_by_chunk():
-    heard, asked, may_answer = [], run(1, 4), trio.Event()
+    received, asked, may_answer = [], run(1, 4), trio.Event()
 
     async def converse(host):
-        await host.hear(1)
+        await host.receive_requests(1)
         await may_answer.wait()
-        await host.say(frames(whole(asked)))
+        await host.send(frames(whole(asked)))
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [asked], received.extend)
         await nets.wait_until(client.net._outgoing)
         client.net.cancel_requests(nets.SERVER, [3])
         may_answer.set()
-        await nets.wait_until(lambda: len(heard) == 3)
-    assert heard == chunks(asked, 3)
-    assert {type(answer.data) for answer in heard} == {bytes}  # none holds the others' memory
+        await nets.wait_until(lambda: len(received) == 3)
+    assert received == chunks(asked, 3)
+    assert {type(answer.data) for answer in received} == {bytes}  # none holds the others' memory
 
 
 @pytest.mark.expect_log("bytes where .* were requested|unsolicited response")
@@ -895,98 +899,98 @@ async def test_run_with_a_cancelled_chunk_is_delivered_chunk_by_chunk():
     ],
 )
 async def test_run_answered_with_other_chunk_bounds_closes_the_connection(answer):
-    heard = []
+    received = []
 
     async def converse(host):
-        await host.hear(1)
-        await host.say(frames(answer))
-        await host.hear_more()
+        await host.receive_requests(1)
+        await host.send(frames(answer))
+        await host.receive_more()
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
-        await nets.wait_until(lambda: len(heard) == 4)
-    assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], received.extend)
+        await nets.wait_until(lambda: len(received) == 4)
+    assert {type(answer.failure) for answer in received} == {errors.RemoteProtocolError}
 
 
 @pytest.mark.expect_log("bytes where .* were requested")
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK + 1, 4 * CHUNK])
 async def test_run_chunk_of_a_wrong_length_closes_the_connection(length):
-    heard = []
+    received = []
 
     async def converse(host):
-        await host.hear(1)
-        await host.say(frames(peer_wire.Chunk(2, bytes(length))))
-        await host.hear_more()
+        await host.receive_requests(1)
+        await host.send(frames(peer_wire.Chunk(2, bytes(length))))
+        await host.receive_more()
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
-        await nets.wait_until(lambda: len(heard) == 4)
-    assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
-    assert sorted(answer.request_id for answer in heard) == [1, 2, 3, 4]
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], received.extend)
+        await nets.wait_until(lambda: len(received) == 4)
+    assert {type(answer.failure) for answer in received} == {errors.RemoteProtocolError}
+    assert sorted(answer.request_id for answer in received) == [1, 2, 3, 4]
 
 
 async def test_cancel_in_an_unsent_run_is_sent_after_the_run():
     """The proof of a run covers all of its chunks.  Answers to cancelled ones are dropped."""
-    reads, heard, seen = trio.Event(), [], []
+    reads, received, seen = trio.Event(), [], []
 
     async def converse(host):
         await reads.wait()
-        asked = await host.hear(2)
-        seen.append((await host.hear_cancel()).request_ids)
+        asked = await host.receive_requests(2)
+        seen.append((await host.receive_cancel()).request_ids)
         seen.extend(asked)
-        await host.say(frames(*chunks(asked[0]), *chunks(asked[1])))
+        await host.send(frames(*chunks(asked[0]), *chunks(asked[1])))
 
-    async with asked_by(converse) as client:
+    async with client_of_peer(converse) as client:
         await client.net._channel_to(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._outgoing()
         fill(connection)
         for one in (run(1, 3), run(4, 2), run(6, 2)):
-            connection.send_requests([one], heard.extend)
+            connection.send_requests([one], received.extend)
         connection.cancel_requests([2, 4, 5])
         assert 2 not in connection._send_queue and 1 in connection._send_queue
         reads.set()
-        await nets.wait_until(lambda: len(heard) == 4)
+        await nets.wait_until(lambda: len(received) == 4)
         assert not connection._waiting
     assert seen == [(2,), run(1, 3), run(6, 2)]
-    assert [answer.request_id for answer in heard] == [1, 3, 6, 7]
+    assert [answer.request_id for answer in received] == [1, 3, 6, 7]
 
 
 async def test_cancel_in_a_run_before_connecting_is_sent_once_connected():
-    heard, seen = [], []
+    received, seen = [], []
 
     async def converse(host):
-        [asked] = await host.hear(1)
-        seen.append((await host.hear_cancel()).request_ids)
-        await host.say(frames(*chunks(asked, 3)))
+        [asked] = await host.receive_requests(1)
+        seen.append((await host.receive_cancel()).request_ids)
+        await host.send(frames(*chunks(asked, 3)))
 
-    async with asked_by(converse) as client:
-        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+    async with client_of_peer(converse) as client:
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], received.extend)
         client.net.cancel_requests(nets.SERVER, [3])
-        await nets.wait_until(lambda: len(heard) == 3)
+        await nets.wait_until(lambda: len(received) == 3)
     assert seen == [(3,)]
-    assert [answer.request_id for answer in heard] == [1, 2, 4]
+    assert [answer.request_id for answer in received] == [1, 2, 4]
 
 
 async def test_partial_cancel_of_a_run_is_passed_on_after_the_run():
-    class Giver(Here):
+    class ChunkHost(Here):
         def __init__(self):
             super().__init__()
-            self.told = []
+            self.reported = []
 
         def requests_received(self, connection, requests, arrived_s):
-            self.told += [[*one.numbers] for one in requests]
+            self.reported += [[*one.numbers] for one in requests]
 
         def requests_cancelled(self, connection, request_ids):
-            self.told.append(tuple(request_ids))
+            self.reported.append(tuple(request_ids))
 
-    giver = Giver()
+    giver = ChunkHost()
     get = peer_wire.Get((run(1, 3), run(4, 2)))
     async with nets.serving(handler=giver) as (server, address):
         stream = await nets.dial(address)
         cancels = peer_wire.Cancel((2,)), peer_wire.Cancel((4, 5))
         await stream.send_all(nets.HELLO + frames(get, *cancels))
-        await nets.wait_until(lambda: len(giver.told) == 2)
-        assert giver.told == [[1, 2, 3], (2,)]
+        await nets.wait_until(lambda: len(giver.reported) == 2)
+        assert giver.reported == [[1, 2, 3], (2,)]
         [connection] = server._incoming
         assert connection._open_chunks == 2
         await stream.aclose()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import budget
-from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
+from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import server_connection
@@ -22,8 +22,8 @@ from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
-from tests.fakes import peer_giver
-from tests.fakes import turns
+from tests.fakes import request_server
+from tests.fakes import task_switches
 from tests.unit.agent import test_peer_network as nets
 
 DATA, DEMAND, BULK = nets.DATA, nets.DEMAND, nets.BULK
@@ -143,7 +143,7 @@ async def test_client_that_reads_an_answer_too_slowly_is_dropped():
 
 async def test_refusals_queued_for_a_non_reading_client_are_bounded():
 
-    class Refusing(peer_giver.TaskGiver):
+    class Refusing(request_server.TaskServer):
         def requests_received(self, connection, requests, arrived_s):
             missing = peer_wire.RefuseCode.MISSING
             connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
@@ -201,15 +201,15 @@ async def test_unauthenticated_connections_do_not_keep_out_a_host(secure, tmp_pa
 
 @pytest.mark.expect_log("dropped")
 async def test_log_lines_about_dropped_connections_are_rate_limited(caplog, autojump_clock):
-    said = handshake_limits.HandshakeLimits(4, 1.0, admission.Admission())
+    said = unauthenticated_connections.UnauthenticatedConnections(4, 1.0, admission.Admission())
     for number in range(1000):
         said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
         said.log_drops("fd00::1", "somebody", f"no frame begins with {number}")
     assert (
-        len(caplog.records) == handshake_limits.LOG_LINES
+        len(caplog.records) == unauthenticated_connections.LOG_LINES
         and len(said._drop_log) <= log_limit.MAX_KEYS
     )
-    await trio.sleep(handshake_limits.LOG_INTERVAL_S)
+    await trio.sleep(unauthenticated_connections.LOG_INTERVAL_S)
     said.log_drops("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 
@@ -240,7 +240,7 @@ async def test_flood_of_small_messages_leaves_loop_turns_to_other_tasks():
             while got < len(pings):
                 got += len(await stream.receive_some())
 
-        async with turns.taken_beside() as others, trio.open_nursery() as nursery:
+        async with task_switches.taken_beside() as others, trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await stream.send_all(pings)
         assert others.turns > 20_000 / base_connection.PARTS_PER_TURN / 2
@@ -291,7 +291,7 @@ async def test_host_is_charged_for_missing_refusals_but_not_for_busy_ones():
     rate = token_buckets.Rate(per_s=0.01, burst=100.0)
     limits = peer_network.PeerLimits(small_messages=rate)
 
-    class Refusing(peer_giver.TaskGiver):
+    class Refusing(request_server.TaskServer):
         def requests_received(self, connection, requests, arrived_s):
             connection.send_answers(
                 [peer_wire.Refuse(one.request_id, self.code) for one in requests]

@@ -60,12 +60,12 @@ async def test_frame_sent_together_with_the_secret_is_received(credentials):
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     session = tls_session.TlsSession(tls[CLIENT].tls_context(is_server=False), is_server=False)
     hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.ConnectionClass.DEMAND, 1)
-    heard = []
+    received = []
 
     async def answer():
         link = await connection_setup.accept(await listener.accept(), tls[SERVER], SILENCE_S)
         receiver = peer_receiver.receiver("client", peer_wire.FROM_CLIENT, link.receiving)
-        heard.extend(await link.receive(receiver))
+        received.extend(await link.receive(receiver))
         link.close()
 
     with trio.fail_after(SILENCE_S):
@@ -85,7 +85,7 @@ async def test_frame_sent_together_with_the_secret_is_received(credentials):
             )
             frame = b"".join(peer_wire.encode(hello, encryption))
             await stream.send_all(session.encrypt(ours) + frame)
-    assert heard == [hello]
+    assert received == [hello]
 
 
 async def test_socket_that_cannot_be_tuned_is_closed(monkeypatch):
@@ -146,26 +146,26 @@ class Counting(socket.socket):
 async def test_single_message_takes_one_receive_call(credentials, mode):
     insecure = mode is security.INSECURE
     hello = peer_wire.Hello(SERVER, peer_wire.ConnectionClass.DEMAND, 1)
-    said = [hello, *[peer_wire.Ping(number) for number in range(10)]]
-    heard = []
+    sent = [hello, *[peer_wire.Ping(number) for number in range(10)]]
+    received = []
 
-    async def hear(link):
+    async def receive_all(link):
         receiver = peer_receiver.receiver("server", peer_wire.FROM_SERVER, link.receiving)
-        while len(heard) < len(said):
-            heard.extend(await link.receive(receiver))
+        while len(received) < len(sent):
+            received.extend(await link.receive(receiver))
 
     async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:
         client, server = ends
         client._sock = Counting(fileno=client._sock.detach())
         with trio.fail_after(SILENCE_S):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(hear, client)
-                for number, message in enumerate(said, 1):
+                nursery.start_soon(receive_all, client)
+                for number, message in enumerate(sent, 1):
                     await trio.testing.wait_all_tasks_blocked()
                     await send_all(server, peer_wire.encode(message, server.sending))
-                    await security.wait_until(lambda number=number: len(heard) == number)
+                    await security.wait_until(lambda number=number: len(received) == number)
                     assert client._sock.calls <= 1 + number  # the first call found nothing
-    assert heard == said
+    assert received == sent
 
 
 def kept_unsent(link):

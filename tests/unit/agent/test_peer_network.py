@@ -22,7 +22,7 @@ from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import admission
 from tests.fakes import announced
-from tests.fakes import peer_giver
+from tests.fakes import request_server
 
 CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -79,7 +79,7 @@ async def serving(
     )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        handler = handler or peer_giver.TaskGiver(serve, nursery)
+        handler = handler or request_server.TaskServer(serve, nursery)
         await nursery.start(net.serve_forever, handler, listeners)
         yield net, address_of(listeners[0])
         await net.aclose()
@@ -105,21 +105,27 @@ class Client:
         request = peer_wire.ChunkRequest(
             self.asked, IMAGE, offset, length, PROOF, mode, priority, 1
         )
-        return await peer_giver.fetch(self.net, host, self.address, request, timeout_s)
+        return await request_server.fetch(self.net, host, self.address, request, timeout_s)
 
 
 @contextlib.asynccontextmanager
 async def asking(
-    address: str, host=CLIENT, tls=None, limits=PATIENT, admission=EVERYBODY, told=None, **options
+    address: str,
+    host=CLIENT,
+    tls=None,
+    limits=PATIENT,
+    admission=EVERYBODY,
+    reported=None,
+    **options,
 ):
     """Run a client.
 
-    :param told: callbacks for events of peers
+    :param reported: callbacks for events of peers
     """
     net = peer_network.PeerNetwork(
         host, credentials=tls, limits=limits, admission=admission, **options
     )
-    net.set_callbacks(**(told or {}))
+    net.set_callbacks(**(reported or {}))
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -175,7 +181,7 @@ async def test_chunk_is_fetched_from_a_peer():
 
 
 async def test_requests_during_shutdown_fail():
-    net, told = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
+    net, reported = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
     async with serving() as (_server, address), trio.open_nursery() as nursery:
         await nursery.start(net.run)
         nursery.cancel_scope.cancel()
@@ -183,20 +189,20 @@ async def test_requests_during_shutdown_fail():
             for number in range(20):
                 with pytest.raises(errors.SourceUnreachable):
                     await Client(net, address).fetch(host=ids.HostId(f"h{number}"), timeout_s=0.05)
-                told += 1
-    assert told == 20
+                reported += 1
+    assert reported == 20
 
 
 async def test_loss_callback_runs_in_the_context_of_the_requester():
     """Work that the callback starts belongs to the requester."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
-    net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
+    net, received = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
     who.set("me")
     net.send_requests(
-        SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody"))
+        SERVER, "127.0.0.1:1", [REQUEST], lambda answers: received.append(who.get("nobody"))
     )
-    await wait_until(lambda: heard)
-    assert heard == ["me"]
+    await wait_until(lambda: received)
+    assert received == ["me"]
 
 
 async def test_chunk_of_the_largest_size_is_fetched():
@@ -340,7 +346,7 @@ async def test_ping_is_answered_by_either_side():
 
 async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
     """The peer gets the pongs that fit, and the open request continues."""
-    limit_bytes, pings, heard = 16 * 1024, 20_000, []
+    limit_bytes, pings, received = 16 * 1024, 20_000, []
     [pong] = peer_wire.encode(peer_wire.Pong(1))
     may_read = trio.Event()
 
@@ -348,9 +354,9 @@ async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
         to = peer_receiver.Receiver("client", peer_wire.FROM_CLIENT)
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
         await may_read.wait()
-        while not requests_in(heard):
-            heard.extend(to.feed_bytes(await stream.receive_some()))
-        [get] = requests_in(heard)
+        while not requests_in(received):
+            received.extend(to.feed_bytes(await stream.receive_some()))
+        [get] = requests_in(received)
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
         async for _ in stream:
             pass  # closed with pongs unread, the connection would be reset under the chunk
@@ -378,7 +384,7 @@ async def test_pongs_queued_for_a_non_reading_peer_are_bounded():
                 assert most_bytes < limit_bytes + len(get_of()) + len(pong)  # and what came before
             may_read.set()
         nursery.cancel_scope.cancel()
-    assert sum(isinstance(m, peer_wire.Pong) for m in heard) < pings
+    assert sum(isinstance(m, peer_wire.Pong) for m in received) < pings
 
 
 # Cancelling and waiting
@@ -847,7 +853,7 @@ async def test_announcement_to_an_unreachable_host_is_reported_lost():
     unheard = []
     async with serving() as (_server, address):
         pass
-    async with asking(address, told={"on_notification_lost": unheard.append}) as client:
+    async with asking(address, reported={"on_notification_lost": unheard.append}) as client:
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
@@ -859,7 +865,7 @@ async def test_announcement_is_reported_lost_when_its_host_disconnects():
     unheard = []
     async with (
         serving() as (server, address),
-        asking(address, told={"on_notification_lost": unheard.append}) as client,
+        asking(address, reported={"on_notification_lost": unheard.append}) as client,
     ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=PREFETCH)
@@ -873,7 +879,7 @@ async def test_announcement_is_not_lost_when_an_idle_connection_closes():
     unheard = []
     async with serving() as (_server, address):
         async with asking(
-            address, limits=QUICK, told={"on_notification_lost": unheard.append}
+            address, limits=QUICK, reported={"on_notification_lost": unheard.append}
         ) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=PREFETCH)

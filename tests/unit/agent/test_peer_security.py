@@ -200,7 +200,7 @@ async def test_peers_with_different_security_modes_refuse_each_other(pair, ours,
 # Admission
 
 
-def nobody_but(*hosts):
+def admitting(*hosts):
     return admission.Admission(
         lambda host, not_before_s: "" if host in hosts else "it is not on the table"
     )
@@ -210,7 +210,7 @@ def nobody_but(*hosts):
 @pytest.mark.parametrize("security", [SECURE, INSECURE])
 async def test_client_outside_the_ring_table_is_refused(pair, security):
     tls = pair(security) if security is SECURE else {CLIENT: None, SERVER: None}
-    await refused(tls[SERVER], tls[CLIENT], admission=nobody_but(SERVER))
+    await refused(tls[SERVER], tls[CLIENT], admission=admitting(SERVER))
 
 
 @pytest.mark.expect_log("Connection to .* dropped: Hello of server.example .* not on the table")
@@ -218,7 +218,7 @@ async def test_server_outside_the_ring_table_is_refused(pair):
     tls = pair()
     async with (
         serving(tls=tls[SERVER]) as (_server, address),
-        asking(address, tls=tls[CLIENT], admission=nobody_but(CLIENT)) as client,
+        asking(address, tls=tls[CLIENT], admission=admitting(CLIENT)) as client,
     ):
         with pytest.raises(errors.SourceUnreachable, match="not on the table"):
             await client.fetch()
@@ -247,7 +247,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_ring_table(pair):
     tls = pair()
 
     def authorize(host, not_before_s):
-        return nobody_but(*allowed).admission_error(host, not_before_s)
+        return admitting(*allowed).admission_error(host, not_before_s)
 
     async with (
         serving(limits=OFTEN, tls=tls[SERVER]) as (server, address),

@@ -14,40 +14,40 @@ from acstor_common.wire.peer import peer_wire
 from tests.fakes import exchange_cloud
 
 CHUNK, IMAGE = exchange_cloud.CHUNK, exchange_cloud.IMAGE
-GIVER, ASKER = ids.HostId("h1"), ids.HostId("h2")
+SERVER, REQUESTER = ids.HostId("h1"), ids.HostId("h2")
 
 
-class Asker:
+class Requester:
     """A peer that sends requests to a host on one connection."""
 
     def __init__(self, cloud):
-        self.cloud, self.heard = cloud, []
-        self.connection = exchange_cloud.Connection(cloud, ASKER, GIVER)
+        self.cloud, self.answers = cloud, []
+        self.connection = exchange_cloud.Connection(cloud, REQUESTER, SERVER)
 
-    def ask(self, *offsets, cid=None):
+    def send(self, *offsets, cid=None):
         requests = []
         for offset in offsets:
             number = offset // CHUNK
             named = cid or ids.cid_of(exchange_cloud.bytes_of(number))
-            proof = peer_wire.proof_of(named, ASKER, GIVER)
+            proof = peer_wire.proof_of(named, REQUESTER, SERVER)
             place = IMAGE, offset, CHUNK
             mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
             requests.append(peer_wire.ChunkRequest(number, *place, proof, mode, priority, 5000))
-            self.connection.hears[number] = self.heard.extend
-        self.cloud.hosts[GIVER].peer_server.requests_received(
+            self.connection.handlers[number] = self.answers.extend
+        self.cloud.hosts[SERVER].peer_server.requests_received(
             self.connection, requests, trio.current_time()
         )
 
-    async def hear(self):
+    async def receive_answers(self):
         await trio.sleep(1)
-        heard, self.heard = self.heard, []
-        return {answer.request_id: answer for answer in heard}
+        answers, self.answers = self.answers, []
+        return {answer.request_id: answer for answer in answers}
 
 
 @pytest.fixture
 async def requester(tmp_path):
     async with exchange_cloud.running(tmp_path, ("h1", "h2")) as cloud:
-        yield Asker(cloud)
+        yield Requester(cloud)
 
 
 def lines(caplog):
@@ -58,16 +58,16 @@ def lines(caplog):
 async def test_log_of_refused_requests_names_the_chunk_and_is_rate_limited(
     requester, autojump_clock, caplog
 ):
-    requester.ask(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
-    answers = await requester.hear()
+    requester.send(3 * CHUNK, 4 * CHUNK, cid=ids.cid_of(b"something else"))
+    answers = await requester.receive_answers()
     assert {answer.code for answer in answers.values()} == {peer_wire.RefuseCode.MISSING}
     what = f"h2 requested {CHUNK} bytes of image {IMAGE} at"
     why = "refused, it does not prove knowledge of the CIDs"
     assert lines(caplog) == [f"{what} {3 * CHUNK}: {why} (and 0 like it)"]
     await trio.sleep(peer_server.WARN_EVERY_S)
-    requester.ask(5 * CHUNK, cid=ids.cid_of(b"something else"))
+    requester.send(5 * CHUNK, cid=ids.cid_of(b"something else"))
     assert lines(caplog)[1:] == [f"{what} {5 * CHUNK}: {why} (and 1 like it)"]
-    assert requester.cloud.hosts[GIVER].core.rights.refused == 3
+    assert requester.cloud.hosts[SERVER].core.rights.refused == 3
 
 
 @pytest.mark.expect_log("refused")
@@ -78,25 +78,25 @@ async def test_request_for_an_image_withheld_from_this_host_is_logged(
         raise errors.ChunkRefused("the image", "memory")
 
     requester.cloud.learn, requester.cloud.unattached = learn, {IMAGE}
-    requester.ask(3 * CHUNK, cid=ids.cid_of(b"something"))
-    assert (await requester.hear())[3].code is peer_wire.RefuseCode.WITHHELD
+    requester.send(3 * CHUNK, cid=ids.cid_of(b"something"))
+    assert (await requester.receive_answers())[3].code is peer_wire.RefuseCode.WITHHELD
     [line] = lines(caplog)
     assert f"image {IMAGE} at {3 * CHUNK}: refused, the source denies this host access" in line
-    assert requester.cloud.hosts[GIVER].core.rights.refused == 1
+    assert requester.cloud.hosts[SERVER].core.rights.refused == 1
 
 
 async def test_refusal_of_a_missing_chunk_is_not_logged(requester, autojump_clock):
     requester.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
-    requester.ask(3 * CHUNK)
-    assert isinstance((await requester.hear())[3], peer_wire.Refuse)
+    requester.send(3 * CHUNK)
+    assert isinstance((await requester.receive_answers())[3], peer_wire.Refuse)
 
 
 @pytest.mark.expect_log("has failed")
 async def test_exception_at_one_request_fails_only_that_request(requester, autojump_clock, caplog):
-    host = requester.cloud.hosts[GIVER]
+    host = requester.cloud.hosts[SERVER]
     requester.cloud.contents[IMAGE, 2 * CHUNK] = "nonsense"
-    requester.ask(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
-    answers = await requester.hear()
+    requester.send(0, CHUNK, 2 * CHUNK, 3 * CHUNK)
+    answers = await requester.receive_answers()
     refused = answers.pop(2)
     assert refused == peer_wire.Refuse(2, peer_wire.RefuseCode.UNREACHABLE)
     assert sorted(answers) == [0, 1, 3]
@@ -105,13 +105,13 @@ async def test_exception_at_one_request_fails_only_that_request(requester, autoj
     assert host.faults.count == 2  # once with the others, once by itself
     assert len(lines(caplog)) == 1
     assert (len(host.core), len(host.core.requests)) == (0, 0)
-    requester.ask(0)
-    assert (await requester.hear())[0].data
+    requester.send(0)
+    assert (await requester.receive_answers())[0].data
 
 
 @pytest.mark.expect_log("has failed")
 async def test_exception_at_one_local_read_fails_only_that_read(requester, autojump_clock):
-    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[SERVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
         await host.fetch_chunk(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
     assert not host.core.pending
@@ -122,7 +122,7 @@ async def test_exception_at_one_local_read_fails_only_that_read(requester, autoj
 async def test_fetch_that_fails_to_start_leaves_no_state_behind(
     requester, autojump_clock, monkeypatch
 ):
-    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[SERVER], requester.cloud.ref_of(0)
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
         broken.setattr(travels, "_ask", lambda *_: {}["no list"])
@@ -136,7 +136,7 @@ async def test_fetch_that_fails_to_start_leaves_no_state_behind(
 async def test_exception_on_arrival_fails_the_waiting_read_at_once(
     requester, autojump_clock, monkeypatch
 ):
-    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[SERVER], requester.cloud.ref_of(0)
 
     def fails(*_):
         monkeypatch.undo()
@@ -152,7 +152,7 @@ async def test_exception_on_arrival_fails_the_waiting_read_at_once(
 @pytest.mark.expect_log("has failed")
 @pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.PREFETCH])
 async def test_priorities_of_peers_are_refused_for_local_reads(requester, autojump_clock, priority):
-    host, wanted = requester.cloud.hosts[GIVER], requester.cloud.ref_of(0)
+    host, wanted = requester.cloud.hosts[SERVER], requester.cloud.ref_of(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
         await host.fetch_chunk(wanted, priority)
     with host.background_fetch(priority) as ahead:
@@ -164,7 +164,7 @@ async def test_priorities_of_peers_are_refused_for_local_reads(requester, autoju
 
 @pytest.mark.expect_log("has failed")
 async def test_exception_in_a_background_fetch_fails_only_its_batch(requester, autojump_clock):
-    host, refs = requester.cloud.hosts[GIVER], [requester.cloud.ref_of(n) for n in range(4)]
+    host, refs = requester.cloud.hosts[SERVER], [requester.cloud.ref_of(n) for n in range(4)]
     refs[1] = refs[1]._replace(oid="nonsense")
     with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:
         ahead.request_chunks(enumerate(refs[:2]))

@@ -120,7 +120,7 @@ async def test_lost_pin_file_is_rebuilt_from_attached_images_newest_first(tmp_pa
         await make(host, IMAGE)
         await make(host, OTHER)
     os.utime(tmp_path / "maps" / f"{IMAGE}.acmap", (1000, 1000))
-    path = tmp_path / pin_file.FILE
+    path = tmp_path / pin_file.FILE_NAME
     if raw is None:
         path.unlink()
     else:
@@ -143,16 +143,19 @@ async def test_failed_write_of_the_pin_file_loses_no_pin(host, tmp_path, monkeyp
     def full(path, raw):
         raise OSError(28, "No space left on device")
 
-    told = []
-    host.pins.report_write = told.append
+    reported = []
+    host.pins.report_write = reported.append
     with monkeypatch.context() as patch:
         patch.setattr(pin_file, "_write", full)
         assert await make(host, IMAGE) == 0
-        assert "No space left" in told[-1]
+        assert "No space left" in reported[-1]
         assert promised_bytes(host) == 2 * MIB
     await make(host, OTHER)
-    assert not told[-1]
-    assert set(pin_record.decode((tmp_path / pin_file.FILE).read_bytes(), "")) == {IMAGE, OTHER}
+    assert not reported[-1]
+    assert set(pin_record.decode((tmp_path / pin_file.FILE_NAME).read_bytes(), "")) == {
+        IMAGE,
+        OTHER,
+    }
 
 
 async def test_unpin_after_a_map_change_releases_the_former_chunks(host):
@@ -164,7 +167,7 @@ async def test_unpin_after_a_map_change_releases_the_former_chunks(host):
     assert promised_bytes(host) == 0
 
 
-class Place:
+class Testbed:
     """The ring table of a host h1 that keeps replica shares."""
 
     def __init__(self, *names):
@@ -189,15 +192,15 @@ class Place:
 
 async def test_shares_of_former_ring_tables_stay_pinned_until_they_expire(tmp_path, mock_clock):
     limits = pins.PinLimits(former_shares=3)
-    place = Place("h1", "h2")  # each has all of it
-    async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
+    testbed = Testbed("h1", "h2")  # each has all of it
+    async with keeping(tmp_path, shares=testbed.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
         parts, names = [host.pins.pinned_part(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
             mock_clock.jump(100)
             names.append(f"h{number}")
-            place.be(*names)
+            testbed.be(*names)
             assert await host.pins.apply_ring(IMAGE) == 0
             parts.append(host.pins.pinned_part(IMAGE))
             await host.pins.release_former_shares()
@@ -248,12 +251,12 @@ async def test_replica_pins_with_the_same_contents_are_dropped_together(tmp_path
 
 @pytest.mark.expect_log("no longer kept for other hosts")
 async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_path):
-    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
-    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+    testbed = Testbed("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
         host.add(one_host.image_bytes(2 * MIB))
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_replica=True)
-        place.be("h1", "h2")
+        testbed.be("h1", "h2")
         assert await host.pins.apply_ring(OTHER) > 0
         assert await host.pins.apply_ring(IMAGE) == 0
         assert list(host.pins.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
@@ -261,20 +264,20 @@ async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_pat
 
 @pytest.mark.expect_log("no space")
 async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path):
-    place = Place("h1", "h2")
-    async with keeping(tmp_path, shares=place.shares()) as host:
+    testbed = Testbed("h1", "h2")
+    async with keeping(tmp_path, shares=testbed.shares()) as host:
         host.add(one_host.image_bytes(MIB), OTHER)
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         assert await make(host, OTHER, is_replica=True) == 0 == await make(host, IMAGE)
-    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
 async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_path):
     limits = pins.PinLimits(unpinned_parts=1)
-    place, found = Place("h1", "h2"), []
-    keeps = place.shares()
+    testbed, found = Testbed("h1", "h2"), []
+    keeps = testbed.shares()
     part_of = keeps.part_of
 
     def noted(image_map, table, pause):
@@ -288,7 +291,7 @@ async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_pa
         for _ in range(3):
             assert await make(host, IMAGE, is_replica=True) > 0
         assert found == [IMAGE]
-        place.be("h1", "h2")
+        testbed.be("h1", "h2")
         assert await make(host, IMAGE) > 0 < await make(host, OTHER)
         assert found == [IMAGE, IMAGE, OTHER] and list(host.pins._found) == [OTHER]
 
@@ -320,13 +323,13 @@ async def test_cancel_while_former_shares_are_merged_leaves_no_stale_pin(
     tmp_path, monkeypatch, mock_clock
 ):
     limits = pins.PinLimits(former_shares=1)
-    place, both = Place("h1", "h2", "h3"), replica_placement.union_of_parts
-    async with keeping(tmp_path, shares=place.shares(), pin_limits=limits) as host:
+    testbed, both = Testbed("h1", "h2", "h3"), replica_placement.union_of_parts
+    async with keeping(tmp_path, shares=testbed.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
-        place.be("h1", "h2", "h3", "h4")
+        testbed.be("h1", "h2", "h3", "h4")
         await host.pins.apply_ring(IMAGE)
-        place.be("h1", "h2", "h3", "h4", "h5")
+        testbed.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
             def give_up(*parts):
@@ -344,32 +347,32 @@ async def test_cancel_while_former_shares_are_merged_leaves_no_stale_pin(
 
 @pytest.mark.parametrize("is_replica", [False, True])
 async def test_shrinking_share_follows_the_ring_table_without_free_space(tmp_path, is_replica):
-    place = Place("h1", "h2")
-    async with keeping(tmp_path, shares=place.shares()) as host:
+    testbed = Testbed("h1", "h2")
+    async with keeping(tmp_path, shares=testbed.shares()) as host:
         host.add(DATA)
         assert await make(host, IMAGE, is_replica=is_replica) == 0
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.pins._limit_bytes = CHUNK
-        place.be("h1", "h2", "h3", "h4")
+        testbed.be("h1", "h2", "h3", "h4")
         assert await host.pins.apply_ring(IMAGE) == 0
-        assert host.pins.pinned_part(IMAGE).table is place.table
+        assert host.pins.pinned_part(IMAGE).table is testbed.table
         assert host.pins.pinned_part(IMAGE).total_bytes < 2 * MIB
-        place.be("h1", "h2")
+        testbed.be("h1", "h2")
         await host.pins._release(IMAGE)
         assert await host.pins.apply_ring(IMAGE) > 0  # it grows
 
 
 async def test_pins_made_before_the_ring_table_arrives_stay_within_the_limit(tmp_path):
-    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
-    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+    testbed = Testbed("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
         host.add(DATA)
         host.add(one_host.image_bytes(2 * MIB, seed=7), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER)
-    place.be("h2", "h3")
-    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+    testbed.be("h2", "h3")
+    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
         assert promised_bytes(host) == 2 * MIB and not host.pins.pinned_part(OTHER)
         assert list(host.pins.list_pins()) == [IMAGE, OTHER]
-        place.be("h1", "h2", "h3", "h4", "h5", "h6")
+        testbed.be("h1", "h2", "h3", "h4", "h5", "h6")
         assert await host.pins.apply_ring(IMAGE) == 0
         await host.pins._release(IMAGE)
         assert await make(host, OTHER) == 0 and host.pins.pinned_part(OTHER)

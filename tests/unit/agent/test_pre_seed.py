@@ -63,17 +63,17 @@ async def test_pre_seed_limits_bytes_in_flight(host):
 
 async def test_pre_seed_reports_growing_progress(host, autojump_clock):
     host.source._delay, host.source._delay_s = range(1000), 0.1
-    told = []
+    reported = []
 
     async def report(done_bytes, total_bytes):
-        told.append((trio.current_time(), done_bytes))
+        reported.append((trio.current_time(), done_bytes))
         assert total_bytes == len(DATA)
 
     await seed(host, report)
-    assert len(told) > 5
-    assert [done for _, done in told] == sorted(done for _, done in told)
-    assert told[0][1] == 0
-    assert told[-1][1] > len(DATA) * 0.7
+    assert len(reported) > 5
+    assert [done for _, done in reported] == sorted(done for _, done in reported)
+    assert reported[0][1] == 0
+    assert reported[-1][1] > len(DATA) * 0.7
 
 
 async def test_failed_pre_seed_raises_and_keeps_fetched_chunks(host):

@@ -14,7 +14,7 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
-from tests.fakes import turns
+from tests.fakes import task_switches
 from tests.unit.agent import test_peer_batches as batches
 from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent.test_peer_batches import frames
@@ -108,14 +108,14 @@ def priorities(giver):
 
 async def hear_priority_raise(host):
     while not any(isinstance(message, peer_wire.RaisePriority) for message in host.messages):
-        await host.hear_more()
+        await host.receive_more()
     return [m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping)]
 
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_priority_raise_of_an_unsent_request_is_sent_after_it(is_connected):
     """There is no connection yet, or its socket is full."""
-    reads, said, heard = trio.Event(), [], []
+    reads, said, received = trio.Event(), [], []
 
     async def converse(host):
         await reads.wait()
@@ -127,7 +127,7 @@ async def test_priority_raise_of_an_unsent_request_is_sent_after_it(is_connected
             await line.is_decided.wait()
             batches.fill(line.connection)
         asked = [later(n) for n in (1, 2, 3, 4)]
-        client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, asked, received.extend)
         client.net.raise_priorities(nets.SERVER, [2, 3, 4, 99])
         client.net.cancel_requests(nets.SERVER, [3])
         reads.set()
@@ -145,7 +145,7 @@ async def test_queued_messages_are_sent_in_order_of_priority():
     async def converse(host):
         await reads.wait()
         while len(nets.requests_in(host.messages)) < 3:
-            await host.hear_more()
+            await host.receive_more()
         said.extend(m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping))
 
     async with talking(converse) as client:
@@ -167,13 +167,13 @@ async def test_queued_messages_are_sent_in_order_of_priority():
 
 async def test_queued_announcements_are_limited():
     limits = peer_network.PeerLimits(queued_announcements=2)
-    reads, heard = trio.Event(), []
+    reads, received = trio.Event(), []
 
     async def converse(host):
         await reads.wait()
         while not nets.requests_in(host.messages):
-            await host.hear_more()
-        heard.extend(m for m in host.messages if isinstance(m, peer_wire.Advertise))
+            await host.receive_more()
+        received.extend(m for m in host.messages if isinstance(m, peer_wire.Advertise))
 
     async with talking(converse, limits=limits) as client:
         line = client.net._channel_to(nets.SERVER, client.address, nets.BULK)
@@ -183,8 +183,8 @@ async def test_queued_announcements_are_limited():
             line.send_announcement(peer_wire.Advertise(announced.alone(number)))
         client.net.send_requests(nets.SERVER, client.address, [later(1)], lambda answers: None)
         reads.set()
-        await nets.wait_until(lambda: heard)
-    assert heard == [
+        await nets.wait_until(lambda: received)
+    assert received == [
         peer_wire.Advertise(announced.alone(1)),
         peer_wire.Advertise(announced.alone(2)),
     ]
@@ -208,17 +208,17 @@ async def test_priority_raises_are_batched_and_skip_answered_requests():
     said = []
 
     async def converse(host):
-        asked = await host.hear(130)
-        await host.say(frames(batches.chunk(asked[0])))
+        asked = await host.receive_requests(130)
+        await host.send(frames(batches.chunk(asked[0])))
         while sum(len(m.request_ids) for m in said) < 129:
-            await host.hear_more()
+            await host.receive_more()
             said[:] = [m for m in host.messages if isinstance(m, peer_wire.RaisePriority)]
 
     async with talking(converse) as client:
-        heard = []
+        received = []
         asked = [later(n) for n in range(130)]
-        client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
-        await nets.wait_until(lambda: heard)
+        client.net.send_requests(nets.SERVER, client.address, asked, received.extend)
+        await nets.wait_until(lambda: received)
         client.net.raise_priorities(nets.SERVER, range(130))
         client.net.raise_priorities(ids.HostId("h9"), [5])  # a host without requests
         await nets.wait_until(lambda: sum(len(m.request_ids) for m in said) == 129)
@@ -227,19 +227,19 @@ async def test_priority_raises_are_batched_and_skip_answered_requests():
 
 
 async def test_no_priority_raise_is_sent_for_an_urgent_request():
-    heard = []
+    received = []
 
     async def converse(host):
-        await host.hear(2)
-        heard.extend(host.messages)
+        await host.receive_requests(2)
+        received.extend(host.messages)
 
-    async with batches.asked_by(converse) as client:
+    async with batches.client_of_peer(converse) as client:
         for number in (1, 2):
             asked = [batches.request(number)]
             client.net.send_requests(nets.SERVER, client.address, asked, lambda answers: None)
             client.net.raise_priorities(nets.SERVER, [number])
-        await nets.wait_until(lambda: heard)
-    assert not any(isinstance(message, peer_wire.RaisePriority) for message in heard)
+        await nets.wait_until(lambda: received)
+    assert not any(isinstance(message, peer_wire.RaisePriority) for message in received)
 
 
 # Server side
@@ -290,7 +290,7 @@ async def test_flood_of_priority_raises_leaves_loop_turns_to_other_tasks():
         stream = await nets.dial(address)
         await stream.send_all(BULK_HELLO)
         await stream.receive_some()
-        async with turns.taken_beside() as others:
+        async with task_switches.taken_beside() as others:
             await stream.send_all(
                 frames(*(peer_wire.RaisePriority((n, n + 1)) for n in range(count)))
             )

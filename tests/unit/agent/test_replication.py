@@ -40,7 +40,7 @@ def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
     return hash_ring.Ring(epoch, tuple(made))
 
 
-class Place:
+class Testbed:
     """The ring table of the hosts in a test, while they run and when they start."""
 
     def __init__(self, *names: str) -> None:
@@ -57,19 +57,19 @@ class Place:
 class Keeper(filling_host.FillingHost):
     """Host h1, which keeps its replica shares, and the messages that it sends."""
 
-    def __init__(self, host, place, first_pause_s=0.2, grace_s=900.0):
+    def __init__(self, host, testbed, first_pause_s=0.2, grace_s=900.0):
         super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
-        self.place = place
-        self.told: list[tuple[str, peer_wire.Notification]] = []
+        self.testbed = testbed
+        self.reported: list[tuple[str, peer_wire.Notification]] = []
         leases = replica_leases.Leases()
         self.replicas = replication.Replication(
             H1,
             host.mirrors,
             self.filler,
             self,
-            place,
+            testbed,
             leases,
-            clock=manual_clock.FunctionClock(lambda: place.wall_s),
+            clock=manual_clock.FunctionClock(lambda: testbed.wall_s),
             limits=replication.ReplicationLimits(
                 tick_s=0.05, request_interval_s=0.5, report_interval_s=0.1, grace_s=grace_s
             ),
@@ -80,14 +80,14 @@ class Keeper(filling_host.FillingHost):
             leases=leases,
             limits=filling_host.USAGE_LIMITS,
         )
-        self.whole = hydration.Hydration(
+        self.hydration = hydration.Hydration(
             *(host.mirrors, self.uses, host.pins, self.filler, self.replicas),
             limits=filling_host.HYDRATION_LIMITS,
         )
-        self.loops = self.uses.run, self.whole.run, self.replicas.run
+        self.loops = self.uses.run, self.hydration.run, self.replicas.run
 
     def send_announcement(self, host_id, news):
-        self.told.append((host_id, news))
+        self.reported.append((host_id, news))
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
@@ -95,7 +95,7 @@ class Keeper(filling_host.FillingHost):
 
     def answers(self, host, image_id=IMAGE):
         """Return the reports to a host about this host's share of an image."""
-        messages = [news for to, news in self.told if to == host]
+        messages = [news for to, news in self.reported if to == host]
         kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
         return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
 
@@ -114,30 +114,30 @@ class Keeper(filling_host.FillingHost):
         return await self.host.mirrors.attach_image(image_id)
 
 
-def running(folder, place, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS, **limits):
+def running(folder, testbed, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS, **limits):
     return filling_host.running(
         folder,
         limit_bytes,
         (DATA, SECOND),
-        lambda host: Keeper(host, place, **limits),
-        shares=place.shares(),
+        lambda host: Keeper(host, testbed, **limits),
+        shares=testbed.shares(),
         pin_limits=pin_limits,
     )
 
 
 @pytest.fixture
-def place():
-    return Place("h1", "h2", "h3")
+def testbed():
+    return Testbed("h1", "h2", "h3")
 
 
-async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         epoch, share = await keeper.answer(H2)
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
         assert keeper.host.pins.get(IMAGE).is_replica
-        assert keeper.whole.status.status_of(IMAGE) is None  # it is unused here
+        assert keeper.hydration.status.status_of(IMAGE) is None  # it is unused here
         assert not keeper.replicas._images_in_use()
         assert not keeper.answers(H3)  # it requested nothing
         keeper.asks(H3, IMAGE)
@@ -149,70 +149,70 @@ async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, place)
         assert not keeper.host.pins.list_pins()
 
 
-async def test_unrenewed_lease_expires(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_unrenewed_lease_expires(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE, lease_s=2)
         await until(keeper.promised_bytes)
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_share_follows_the_ring_table_and_the_former_one_stays_a_while(tmp_path, place):
-    async with running(tmp_path, place, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
+async def test_share_follows_the_ring_table_and_the_former_one_stays_a_while(tmp_path, testbed):
+    async with running(tmp_path, testbed, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
         keeper.asks(H2, IMAGE)
         _, before = await keeper.answer(H2)
-        place.table = table_of("h1", "h2", "h3", "h4", epoch=2)
+        testbed.table = table_of("h1", "h2", "h3", "h4", epoch=2)
         await until(lambda: keeper.answers(H2)[-1][0] == 2)
         _, after = await keeper.answer(H2)
         assert after.total_bytes < before.total_bytes == keeper.promised_bytes()
         await until(lambda: keeper.promised_bytes() == after.total_bytes)
-        place.table = table_of("h1", "h2", epoch=3)
+        testbed.table = table_of("h1", "h2", epoch=3)
         await until(lambda: keeper.answers(H2)[-1][0] == 3)
         assert (await keeper.answer(H2))[1].total_bytes == 200 * CHUNK  # two hosts keep all
 
 
-async def test_share_pins_survive_a_restart_without_source_reads(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_share_pins_survive_a_restart_without_source_reads(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
-    async with one_host.one_host(tmp_path, is_keeping=True, shares=place.shares()) as host:
+    async with one_host.one_host(tmp_path, is_keeping=True, shares=testbed.shares()) as host:
         assert host.cache.statistics.reserved_bytes == share.total_bytes
         assert host.source.reads == []
 
 
-async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
         await until(lambda: keeper.host.pins.get(IMAGE).leased_until_s)
-    place.wall_s = 0.0  # a host without a clock battery
-    async with running(tmp_path, place) as keeper:
+    testbed.wall_s = 0.0  # a host without a clock battery
+    async with running(tmp_path, testbed) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
         assert keeper.replicas.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
         assert keeper.host.pins.get(IMAGE).is_replica and keeper.promised_bytes()
-    place.wall_s = 1e12  # or the host was off for long
-    async with running(tmp_path, place) as keeper:
+    testbed.wall_s = 1e12  # or the host was off for long
+    async with running(tmp_path, testbed) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
-        await keeper.whole._settle()
+        await keeper.hydration._settle()
         assert keeper.promised_bytes()  # until its users have had time to request it again
-    place.wall_s = 1e13
-    async with running(tmp_path, place, grace_s=0.2) as keeper:
+    testbed.wall_s = 1e13
+    async with running(tmp_path, testbed, grace_s=0.2) as keeper:
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         for stranger in (H4, H1):
             keeper.asks(stranger, IMAGE)
-        place.table = table_of("h2", "h3", epoch=2)  # this host has left
+        testbed.table = table_of("h2", "h3", epoch=2)  # this host has left
         keeper.asks(H2, IMAGE)
         assert keeper.replicas.ignored == 3 and not keeper.uses.is_leased(IMAGE)
         await trio.sleep(0.3)
-        assert keeper.told == [] and keeper.host.source.reads == []
+        assert keeper.reported == [] and keeper.host.source.reads == []
 
 
-async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(200)]
         keeper.asks(H3, *unknown)
         keeper.asks(H2, IMAGE)
@@ -222,8 +222,8 @@ async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_pa
         assert keeper.host.mirrors.list_attached() == [IMAGE]
 
 
-async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         blobs = dict(keeper.host.blobs)
         keeper.host.blobs.clear()
         keeper.asks(H2, IMAGE)
@@ -232,8 +232,8 @@ async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, place):
         await keeper.answer(H2)
 
 
-async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
         keeper.asks(H3, *unknown[:256])
         await keeper.answer(H3, unknown[255], replica_messages.ShareState.REFUSED)
@@ -242,11 +242,11 @@ async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_pat
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)  # other hosts are not affected
-        assert len(keeper.replicas._leases) == replica_leases.IMAGES_OF_HOST + 1
+        assert len(keeper.replicas._leases) == replica_leases.MAX_IMAGES_PER_HOST + 1
 
 
-async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
-    async with running(tmp_path, place, first_pause_s=3600.0) as keeper:
+async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, testbed, monkeypatch):
+    async with running(tmp_path, testbed, first_pause_s=3600.0) as keeper:
         unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
         attach = keeper.host.mirrors.attach_image
 
@@ -259,13 +259,13 @@ async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, place, monke
             keeper.asks(H3, unknown)
             await keeper.answer(H3, unknown, replica_messages.ShareState.REFUSED)
             keeper.asks(H3, unknown, lease_s=0)
-            keeper.told.clear()
+            keeper.reported.clear()
             await trio.sleep(0.1)
         assert attached == [unknown]
 
 
-async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         for number in range(600):
             image_id = ids.ImageId(str(uuid.UUID(int=number)))
             keeper.asks(H3, image_id)
@@ -279,10 +279,12 @@ async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, pla
 
 
 @pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
-async def test_chunk_maps_attached_for_other_hosts_are_bounded(tmp_path, place, monkeypatch, limit):
+async def test_chunk_maps_attached_for_other_hosts_are_bounded(
+    tmp_path, testbed, monkeypatch, limit
+):
     one_map = max(len(one_host.map_of(data)) for data in (DATA, SECOND))
     monkeypatch.setattr(replication, limit, one_map)
-    async with running(tmp_path, place) as keeper:
+    async with running(tmp_path, testbed) as keeper:
         if limit == "MAP_BYTES":
             keeper.host.add(one_host.image_bytes(300 * CHUNK), IMAGE)
         else:
@@ -299,8 +301,8 @@ async def test_chunk_maps_attached_for_other_hosts_are_bounded(tmp_path, place, 
             await until(lambda: IMAGE in keeper.host.mirrors.list_attached())
 
 
-async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         lock = keeper.host.cache._recovery.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
@@ -317,23 +319,24 @@ async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, pla
         await keeper.answer(H2)
 
 
-async def test_share_without_space_is_reported(tmp_path, place):
-    async with running(tmp_path, place, 3 * MIB) as keeper:
+async def test_share_without_space_is_reported(tmp_path, testbed):
+    async with running(tmp_path, testbed, 3 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not keeper.promised_bytes()
 
 
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
-async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, place):
-    place.table = table_of("h1", "h2")  # each keeps every chunk
-    async with running(tmp_path, place, 4 * MIB) as keeper:
+async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, testbed):
+    testbed.table = table_of("h1", "h2")  # each keeps every chunk
+    async with running(tmp_path, testbed, 4 * MIB) as keeper:
         keeper.asks(H2, OTHER)
         await keeper.answer(H2, OTHER)
         await keeper.use(IMAGE)
         await until(
             lambda: (
-                (keeper.whole.status.status_of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+                (keeper.hydration.status.status_of(IMAGE) or {}).get("remaining_bytes")
+                == 200 * CHUNK
             )
         )
         await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
@@ -343,14 +346,14 @@ async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, place):
 @pytest.mark.expect_log("its chunk map is lost")
 @pytest.mark.expect_log("needs the space")
 @pytest.mark.allow_log("no space|fetching it from the source again")
-async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, place):
-    place.table = table_of("h1", "h2")
-    async with running(tmp_path, place) as keeper:
+async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, testbed):
+    testbed.table = table_of("h1", "h2")
+    async with running(tmp_path, testbed) as keeper:
         for image_id in (OTHER, IMAGE):
             keeper.asks(H2, image_id)
             await keeper.answer(H2, image_id)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
-    async with running(tmp_path, place, 4 * MIB) as keeper:
+    async with running(tmp_path, testbed, 4 * MIB) as keeper:
         await until(lambda: list(keeper.host.pins.list_pins()) == [OTHER, IMAGE])
         assert keeper.promised_bytes() == 100 * CHUNK
         await keeper.use(IMAGE)
@@ -358,17 +361,17 @@ async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, place)
         await until(lambda: OTHER not in keeper.host.pins.list_pins())
 
 
-async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         await keeper.use(IMAGE)
         await until(
-            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.told)
+            lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.reported)
         )
-        asked = {host: news.leases for host, news in keeper.told if hasattr(news, "leases")}
+        asked = {host: news.leases for host, news in keeper.reported if hasattr(news, "leases")}
         assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
-            return keeper.whole.status.status_of(IMAGE)
+            return keeper.hydration.status.status_of(IMAGE)
 
         await until(lambda: shown()["why"] == "h2 has not answered")
         assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
@@ -388,43 +391,45 @@ async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_p
         await until(lambda: shown()["state"] == "filling")  # no recent report confirms it
 
 
-async def test_operator_request_pins_the_whole_image_locally(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_operator_request_pins_the_whole_image_locally(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
-        await keeper.whole.request_hydration(await keeper.host.mirrors.attach_image(IMAGE))
+        await keeper.hydration.request_hydration(await keeper.host.mirrors.attach_image(IMAGE))
         await until(
-            lambda: (keeper.whole.status.status_of(IMAGE) or {}).get("state") == "fully_cached"
+            lambda: (keeper.hydration.status.status_of(IMAGE) or {}).get("state") == "fully_cached"
         )
         assert (
-            keeper.whole.status.status_of(IMAGE)["total_bytes"]
+            keeper.hydration.status.status_of(IMAGE)["total_bytes"]
             == 200 * CHUNK
             == keeper.promised_bytes()
         )
         assert (
-            keeper.whole.status.status_of(IMAGE)["is_shared"] is False
+            keeper.hydration.status.status_of(IMAGE)["is_shared"] is False
         )  # although others keep it, too
-        await keeper.whole.withdraw_request(IMAGE)
-        await until(lambda: keeper.whole.status.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+        await keeper.hydration.withdraw_request(IMAGE)
+        await until(
+            lambda: keeper.hydration.status.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK
+        )
 
 
-async def test_host_that_leaves_the_ring_table_keeps_its_share_until_a_restart(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_host_that_leaves_the_ring_table_keeps_its_share_until_a_restart(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
-        place.table = table_of("h2", "h3", epoch=2)
+        testbed.table = table_of("h2", "h3", epoch=2)
         await trio.sleep(0.5)
         assert keeper.promised_bytes() == share.total_bytes
-    async with running(tmp_path, place) as keeper:  # it has a share by neither ring table
+    async with running(tmp_path, testbed) as keeper:  # it has a share by neither ring table
         await until(lambda: keeper.host.pins.get(IMAGE))
         await trio.sleep(0.3)
         assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_replica
-        place.table = table_of("h1", "h2", "h3", epoch=3)
+        testbed.table = table_of("h1", "h2", "h3", epoch=3)
         await until(lambda: keeper.promised_bytes() == share.total_bytes)
 
 
-async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
@@ -433,44 +438,44 @@ async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, p
 
 async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
     names = [f"h{number}" for number in range(1, 41)]
-    place = Place(*names)
-    async with running(tmp_path, place) as keeper:
+    testbed = Testbed(*names)
+    async with running(tmp_path, testbed) as keeper:
         for name in names[1:]:
             keeper.asks(ids.HostId(name), IMAGE)
         most = 0
         while not all(keeper.answers(name) for name in names[1:]):
-            before = len(keeper.told)
+            before = len(keeper.reported)
             keeper.replicas.send_due_messages()
-            most = max(most, len(keeper.told) - before)
+            most = max(most, len(keeper.reported) - before)
             await trio.sleep(0.01)
         assert 0 < most <= replication.AT_A_TIME
 
 
 @pytest.mark.allow_log("cannot be cached completely: the cache lacks")
-async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, place):
+async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, testbed):
     """Also without a pin and without space, as the image must stay in the source."""
-    place.table = table_of("h1", "h2")
-    async with running(tmp_path, place, 2 * MIB) as keeper:
+    testbed.table = table_of("h1", "h2")
+    async with running(tmp_path, testbed, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.host.pins._set(pin_record.ImagePin(IMAGE, 1.0, is_replica=True))
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
-        assert not fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
+        assert not fill_status.fill_report(keeper.hydration.status, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
-        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
+        reported = fill_status.fill_report(keeper.hydration.status, keeper.uses, IMAGE)
+        assert (reported.is_used, reported.state) == (True, fill_status.State.NO_SPACE)
         await until(lambda: not keeper.host.pins.get(IMAGE).is_replica)
         assert not keeper.host.pins.pinned_part(IMAGE)
         assert keeper.replicas._images_in_use() == [IMAGE]
 
 
-async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_path, place):
-    async with running(tmp_path, place) as keeper:
+async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_path, testbed):
+    async with running(tmp_path, testbed) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
         await keeper.uses.scan_processes()
         keeper.asks(H2, IMAGE, lease_s=0)
         await until(lambda: not keeper.host.pins.list_pins())
-        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
+        reported = fill_status.fill_report(keeper.hydration.status, keeper.uses, IMAGE)
+        assert (reported.is_used, reported.state) == (False, fill_status.State.EVICTABLE)
         await keeper.use(IMAGE)
-        assert fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
+        assert fill_status.fill_report(keeper.hydration.status, keeper.uses, IMAGE).is_used

@@ -198,9 +198,9 @@ SIGNERS = signing.read_public_keys(KEYS.signers)
 IDENTITY = types.SimpleNamespace(signer_keys=lambda: SIGNERS)
 
 
-def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
+def signed(epoch, *names, keys=KEYS, reported=None, revoked=None):
     hosts = tuple(hash_ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
-    return keys.table(hash_ring.Ring(epoch, hosts, revoked=revoked or {}), told)
+    return keys.table(hash_ring.Ring(epoch, hosts, revoked=revoked or {}), reported)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_signed_table_survives_a_restart(joined, tmp_path):
             msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table),
             "none of the trusted keys",
         ),
-        (signed(9, "h1", told=10), "the signature is for epoch 9"),
+        (signed(9, "h1", reported=10), "the signature is for epoch 9"),
     ],
 )
 def test_table_without_a_valid_signature_is_rejected(sent, why):
@@ -307,11 +307,11 @@ def poisons():
         "a bare table, as it was kept before": table(9, "h1"),
         "a bare table with a huge epoch": json.dumps(leap).encode(),
         "unsigned": msgspec.json.encode(msgspec.structs.replace(sent, signature="")),
-        "of a stranger": msgspec.json.encode(signed(9, "h1", keys=cloud_keys.CloudKeys())),
+        "of another authority": msgspec.json.encode(signed(9, "h1", keys=cloud_keys.CloudKeys())),
         "another table": msgspec.json.encode(
             msgspec.structs.replace(sent, table=signed(9, "h2").table)
         ),
-        "another epoch": msgspec.json.encode(signed(9, "h1", told=8)),
+        "another epoch": msgspec.json.encode(signed(9, "h1", reported=8)),
         "unsigned and huge": msgspec.json.encode(
             {"epoch": (1 << 63) - 1, "table": json.dumps(leap), "signature": ""}
         ),

@@ -22,9 +22,9 @@ def connection():
 @pytest.fixture
 def manager(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.bind(str(tmp_path / "notify"))
-        yield told
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reported:
+        reported.bind(str(tmp_path / "notify"))
+        yield reported
 
 
 @pytest.mark.parametrize(

@@ -324,10 +324,10 @@ def part(at):
 
 async def ask(both):
     """Return the outcomes of PIECES, each reported once."""
-    told = []
-    await both.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-    assert sorted(number for number, _ in told) == [0, 1, 2, 3, 4]
-    return [dict(told)[number] for number in range(5)]
+    reported = []
+    await both.read_pieces(base.PieceRequest(BLOB, PIECES, reported.extend))
+    assert sorted(number for number, _ in reported) == [0, 1, 2, 3, 4]
+    return [dict(reported)[number] for number in range(5)]
 
 
 @pytest.mark.allow_log("first does not answer")
@@ -437,9 +437,9 @@ async def test_hedge_with_no_pieces_left_does_not_count_as_an_answer(autojump_cl
         first = Lingering(DATA, "first", delay_s={0: failover.SILENT_FIRST_S})
         second = piecewise.PiecewiseSource(DATA, "second")
         both = once([first, second])
-        told = []
-        await both.read_pieces(base.PieceRequest(BLOB, PIECES[:1], told.extend))
-        assert told == [(0, part(0))]
+        reported = []
+        await both.read_pieces(base.PieceRequest(BLOB, PIECES[:1], reported.extend))
+        assert reported == [(0, part(0))]
         assert both.list_statuses()[0].issue is None and [] not in second.asked
 
 

@@ -136,7 +136,7 @@ async def test_source_of_another_version_is_refused_with_missing_methods(
 
 
 @pytest.mark.parametrize(
-    ("section", "text", "told"),
+    ("section", "text", "reported"),
     [
         ("source_http", "url = http://u:secret@h/images/", "[source_http], as u"),
         ("source_http", "url = http://h/images/", "[source_http]"),
@@ -148,10 +148,10 @@ async def test_source_of_another_version_is_refused_with_missing_methods(
         ),
     ],
 )
-def test_source_description_omits_the_password(tmp_path, section, text, told):
+def test_source_description_omits_the_password(tmp_path, section, text, reported):
     path = tmp_path / "acstor.conf"
     path.write_text(f"[{section}]\n{text}\n")
     found = cfg.ConfigOpts()
     acstor_agent.conf.register_opts(found)
     found([], default_config_files=[str(path)], default_config_dirs=[])
-    assert session_options.describe(section, found[section]) == told
+    assert session_options.describe(section, found[section]) == reported

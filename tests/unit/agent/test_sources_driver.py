@@ -69,10 +69,10 @@ async def test_read_without_content_is_not_verified():
 )
 def test_keyed_chunk_is_verified_with_its_own_keys(keys, of, why):
     keyed = ids.Content(ids.cid_of(CHUNK, KEY), keys)
-    told = []
-    run = driver.BlobRun(BLOB, [base.BlobPiece(0, 7, keyed)], "memory", told.extend)
+    reported = []
+    run = driver.BlobRun(BLOB, [base.BlobPiece(0, 7, keyed)], "memory", reported.extend)
     run.fill_first(of)
-    [(_, outcome)] = told
+    [(_, outcome)] = reported
     if why is None:
         assert outcome == CHUNK
     else:
@@ -80,48 +80,48 @@ def test_keyed_chunk_is_verified_with_its_own_keys(keys, of, why):
             raise outcome
 
 
-def a_run(told, wrong=()):
+def a_run(reported, wrong=()):
     pieces = [
         base.BlobPiece(
             5 + 10 * number, 10, ids.Content(ids.cid_of(b"x" if number in wrong else chunk))
         )
         for number, chunk in enumerate(CHUNKS)
     ]
-    run = driver.BlobRun(BLOB, pieces, "memory", told.append)
+    run = driver.BlobRun(BLOB, pieces, "memory", reported.append)
     for buffer, chunk in zip(run.buffers, CHUNKS, strict=True):
         buffer[:] = chunk
     return run
 
 
 def test_pieces_are_reported_as_soon_as_they_are_complete():
-    told = []
-    run = a_run(told)
+    reported = []
+    run = a_run(reported)
     for count_bytes in (0, 9, 10, 29, 30, 30, 40):
         run.pieces_filled(count_bytes)
-    assert told == [[(0, CHUNKS[0])], [(1, CHUNKS[1])], [(2, CHUNKS[2])], [(3, CHUNKS[3])]]
+    assert reported == [[(0, CHUNKS[0])], [(1, CHUNKS[1])], [(2, CHUNKS[2])], [(3, CHUNKS[3])]]
     assert run.is_over
 
 
 def test_failure_is_reported_only_for_the_remaining_pieces():
-    told = []
-    run = a_run(told)
+    reported = []
+    run = a_run(reported)
     run.pieces_filled(25)
     failure = errors.SourceUnreachable("it", "there", "because")
     run.pieces_failed(failure)
     run.pieces_failed(failure)
-    assert told == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
+    assert reported == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
 
 
 @pytest.mark.parametrize("checked_before_bytes", [0, 15, 40])
 def test_each_piece_is_verified_with_or_without_the_driver(checked_before_bytes):
-    told = []
-    run = a_run(told, wrong={1, 3})
+    reported = []
+    run = a_run(reported, wrong={1, 3})
     thread = threading.Thread(target=run.check_pieces, args=(checked_before_bytes,))
     thread.start()
     thread.join()
-    assert told == []
+    assert reported == []
     run.pieces_filled(40)
-    [answers] = told
+    [answers] = reported
     assert [type(outcome) for _, outcome in answers] == [
         bytearray,
         errors.ChunkInvalid,
@@ -151,13 +151,13 @@ async def test_driver_that_reports_nothing_fails_all_pieces():
 async def test_ranges_of_one_call_are_read_concurrently_and_fail_separately(autojump_clock):
     memory = faulty_source.MemorySource({BLOB: bytes(range(100))})
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), fail=[3])
-    told = []
+    reported = []
     pieces = [base.BlobPiece(at, 3) for at in range(0, 50, 5)]
-    await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
+    await inner.read_pieces(base.PieceRequest(BLOB, pieces, reported.extend))
     assert inner.in_flight_most == driver.RUNS_AT_A_TIME == 4
-    outcomes = dict(told)
-    assert len(told) == len(outcomes) == len(pieces)
-    failed = [number for number, outcome in told if isinstance(outcome, Exception)]
+    outcomes = dict(reported)
+    assert len(reported) == len(outcomes) == len(pieces)
+    failed = [number for number, outcome in reported if isinstance(outcome, Exception)]
     assert len(failed) == 1
     for number, piece in enumerate(pieces):
         if number not in failed:
@@ -167,8 +167,8 @@ async def test_ranges_of_one_call_are_read_concurrently_and_fail_separately(auto
 async def test_ranges_not_yet_started_are_not_read_after_a_cancel(autojump_clock):
     memory = faulty_source.MemorySource({BLOB: bytes(100)})
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), delay_s=10.0)
-    told = []
+    reported = []
     with trio.move_on_after(5):
         pieces = [base.BlobPiece(at, 3) for at in range(0, 50, 5)]
-        await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
-    assert told == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now
+        await inner.read_pieces(base.PieceRequest(BLOB, pieces, reported.extend))
+    assert reported == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now

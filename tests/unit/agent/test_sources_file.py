@@ -137,19 +137,19 @@ async def test_short_read_is_continued_in_all_buffers(source, path, monkeypatch)
 
     monkeypatch.setattr(os, "preadv", three_bytes)
     assert await source.read(BLOB, 0, 10) == b"0123456789"
-    told = []
+    reported = []
     pieces = [base.BlobPiece(1, 4), base.BlobPiece(5, 2), base.BlobPiece(7, 3)]
-    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
-    assert told == [(0, b"1234"), (1, b"56"), (2, b"789")]
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, reported.extend))
+    assert reported == [(0, b"1234"), (1, b"56"), (2, b"789")]
 
 
 async def test_pieces_before_the_end_of_a_file_are_read(source, path):
-    told = []
+    reported = []
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.BlobPiece(6, 2), base.BlobPiece(8, 4)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(6, 2), base.BlobPiece(8, 4)], reported.extend)
     )
-    assert told[0] == (0, b"67")
-    assert str(told[1][1]) == (
+    assert reported[0] == (0, b"67")
+    assert str(reported[1][1]) == (
         f"{BLOB.file_name} bytes 6-11 is not available from {path}: the file ends at byte 10"
     )
 
@@ -158,14 +158,14 @@ async def test_many_chunks_are_read_in_one_call(source, path, monkeypatch):
     path.write_bytes(bytes(range(200)))
     calls, real = [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
-    told = []
+    reported = []
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.BlobPiece(2 * n, 2) for n in range(64)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(2 * n, 2) for n in range(64)], reported.extend)
     )
     assert len(calls) == 1
-    assert b"".join(data for _, data in told) == bytes(range(128))
+    assert b"".join(data for _, data in reported) == bytes(range(128))
     await source.read_pieces(
-        base.PieceRequest(BLOB, [base.BlobPiece(n, 1) for n in range(200)], told.extend)
+        base.PieceRequest(BLOB, [base.BlobPiece(n, 1) for n in range(200)], reported.extend)
     )
     assert len(calls) == 1 + 4  # the kernel limits the buffers of a call
 

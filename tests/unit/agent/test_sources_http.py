@@ -25,7 +25,7 @@ from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
 from tests.fakes import http_server
-from tests.fakes import turns
+from tests.fakes import task_switches
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 DATA = bytes(range(256)) * 4096
@@ -214,7 +214,7 @@ async def test_one_byte_body_chunks_yield_to_other_tasks():
         theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it has arrived
         answer = http_response.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
-        with turns.counted() as counted:
+        with task_switches.counted() as counted:
             await answer.send_request(request)
             assert await answer.read_body(4096) == b"x" * 4096
         assert counted.turns == 4099 // 64
@@ -243,7 +243,7 @@ async def test_connection_with_surplus_bytes_is_not_reused(source, server, lengt
 
 
 async def test_connection_that_the_server_announces_to_close_is_not_reused(source, server):
-    server.behaviours = [http_server.says_it_closes]
+    server.behaviours = [http_server.announces_close]
     await source.read(BLOB, 0, 10)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert server.connections == 2
@@ -274,39 +274,41 @@ PIECES = [
 
 async def test_pieces_are_reported_while_others_are_in_flight(source, server):
     server.behaviours = [http_server.drip(0.03, 65_536)]
-    told = {}
+    reported = {}
 
     def note(answers):
-        told.update({number: trio.current_time() for number, _ in answers})
+        reported.update({number: trio.current_time() for number, _ in answers})
 
     began_s = trio.current_time()
     await source.read_pieces(base.PieceRequest(BLOB, PIECES, note))
-    assert sorted(told) == list(range(8))
+    assert sorted(reported) == list(range(8))
     took_s = trio.current_time() - began_s
-    assert told[0] - began_s < took_s / 2
-    assert [number for number, _ in sorted(told.items(), key=lambda item: item[1])] == sorted(told)
+    assert reported[0] - began_s < took_s / 2
+    assert [number for number, _ in sorted(reported.items(), key=lambda item: item[1])] == sorted(
+        reported
+    )
     assert len(server.asked) == 1
 
 
 async def test_pieces_received_before_a_failure_are_kept(source, server):
     server.behaviours = [http_server.half_a_body]
-    told = []
-    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-    outcomes = dict(told)
+    reported = []
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, reported.extend))
+    outcomes = dict(reported)
     assert [outcomes[n] for n in range(4)] == [DATA[p.offset :][: p.length] for p in PIECES[:4]]
     assert {type(outcomes[n]) for n in range(4, 8)} == {errors.SourceUnreachable}
 
 
 async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
     server.behaviours = [http_server.shorter_blob(3 * 65_536 + 5), http_server.shorter_blob(5)]
-    told = []
-    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-    outcomes = dict(told)
+    reported = []
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, reported.extend))
+    outcomes = dict(reported)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in PIECES[:3]]
     assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.RangeTruncated}
-    told.clear()
-    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-    assert {type(outcome) for _, outcome in told} == {http_range.RangeTruncated}
+    reported.clear()
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, reported.extend))
+    assert {type(outcome) for _, outcome in reported} == {http_range.RangeTruncated}
 
 
 async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, server):
@@ -317,9 +319,9 @@ async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, serv
         handler.wfile.write(bytes(2 * 65_536))
 
     server.behaviours = [more]
-    told = []
-    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
-    outcomes = dict(told)
+    reported = []
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, reported.extend))
+    outcomes = dict(reported)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in pieces[:3]]
     assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.RangeTruncated}
     assert await source.size_bytes(BLOB) == len(DATA)
@@ -328,11 +330,11 @@ async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, serv
 
 async def test_only_failed_pieces_are_requested_again(source, server):
     server.behaviours = [http_server.half_a_body]
-    told = []
+    reported = []
     await source_client.SourceClient([source]).read_pieces(
-        base.PieceRequest(BLOB, PIECES, told.extend)
+        base.PieceRequest(BLOB, PIECES, reported.extend)
     )
-    assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
+    assert b"".join(dict(reported)[n] for n in range(8)) == DATA[: 8 * 65_536]
     assert [asked["range"] for asked in server.asked] == ["bytes=0-524287", "bytes=262144-524287"]
 
 
@@ -568,9 +570,9 @@ async def tls_source(tls_server, tmp_path):
 
 async def test_many_pieces_over_tls_are_exact_on_one_connection(tls_source, tls_server):
     for _ in range(3):
-        told = []
-        await tls_source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
-        assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
+        reported = []
+        await tls_source.read_pieces(base.PieceRequest(BLOB, PIECES, reported.extend))
+        assert b"".join(dict(reported)[n] for n in range(8)) == DATA[: 8 * 65_536]
     assert await tls_source.size_bytes(BLOB) == len(DATA)
     assert tls_server.connections == 1
 
@@ -618,7 +620,7 @@ async def test_one_byte_tls_records_yield_to_other_tasks(tls_context, tmp_path):
     stream = http_stream.TlsStream(ours, 1.0, client)
     with ours, theirs:
         theirs.sendall(b"".join(server.encrypt(b"x") for _ in range(4000)))
-        with turns.counted() as counted:
+        with task_switches.counted() as counted:
             left = 4000
             while left:
                 left -= await stream.receive_into([bytearray(1000)])

@@ -95,7 +95,7 @@ async def test_no_retry_is_made_beyond_the_deadline(autojump_clock):
 async def test_only_failed_pieces_are_retried(autojump_clock):
     lost, gone = errors.SourceUnreachable, errors.ChunkMissing
     inner = piecewise.PiecewiseSource(b"0123456789", fail={2: lost, 4: gone, 8: lost})
-    told = []
+    reported = []
 
     async def mend():
         await trio.sleep(0.01)
@@ -104,12 +104,14 @@ async def test_only_failed_pieces_are_retried(autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mend)
         pieces = [base.BlobPiece(at, 2) for at in range(0, 10, 2)]
-        await retried(inner, attempts=3).read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
+        await retried(inner, attempts=3).read_pieces(
+            base.PieceRequest(BLOB, pieces, reported.extend)
+        )
     assert inner.asked == [[0, 2, 4, 6, 8], [2, 8], [2]]
-    outcomes = dict(told)
+    outcomes = dict(reported)
     assert [outcomes[n] for n in (0, 3, 4)] == [b"01", b"67", b"89"]
     assert (type(outcomes[1]), type(outcomes[2])) == (lost, gone)
-    assert len(told) == 5
+    assert len(reported) == 5
 
 
 async def test_pieces_are_passed_on_before_the_others_are_retried(autojump_clock):
@@ -127,12 +129,12 @@ async def test_pieces_are_passed_on_before_the_others_are_retried(autojump_clock
 
 async def test_pieces_are_not_retried_shortly_before_the_deadline(autojump_clock):
     inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
-    told = []
+    reported = []
     with trio.fail_after(0.02):
         await retried(inner).read_pieces(
-            base.PieceRequest(BLOB, [base.BlobPiece(0, 2), base.BlobPiece(2, 2)], told.extend)
+            base.PieceRequest(BLOB, [base.BlobPiece(0, 2), base.BlobPiece(2, 2)], reported.extend)
         )
-    assert [number for number, _ in told] == [1, 0]
+    assert [number for number, _ in reported] == [1, 0]
     assert inner.asked == [[0, 2]]
 
 
@@ -269,12 +271,12 @@ async def test_retried_pieces_keep_their_numbers(autojump_clock, order):
 
 
 async def test_exception_in_the_report_callback_is_raised():
-    def told(some):
+    def reported(some):
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
         await retried(Flaky()).read_pieces(
-            base.PieceRequest(BLOB, [base.BlobPiece(0, 3, None)], told)
+            base.PieceRequest(BLOB, [base.BlobPiece(0, 3, None)], reported)
         )
 
 

@@ -203,7 +203,7 @@ def asked_for_new_keys(contexts):
                 yield session, sock, other
 
 
-def say(other, line):
+def send(other, line):
     other.stdin.write(line + b"\n")
     other.stdin.flush()
 
@@ -218,15 +218,15 @@ def test_key_updates_of_the_peer_are_accepted(contexts):
     with asked_for_new_keys(contexts) as (session, sock, other):
         for word, renewals in ((b"one", 0), (b"two", 5)):
             for _ in range(renewals):
-                say(other, b"K")
+                send(other, b"K")
                 session.add_received(sock.recv(65536))
                 assert read(session, 50) == b""
-            say(other, word)
-            heard = b""
-            while not heard.endswith(b"\n"):
+            send(other, word)
+            received = b""
+            while not received.endswith(b"\n"):
                 session.add_received(sock.recv(65536))
-                heard += read(session, 50)
-            assert heard == word + b"\n"
+                received += read(session, 50)
+            assert received == word + b"\n"
             sock.sendall(session.encrypt(b"answer " + word + b"\n"))
         sock.shutdown(socket.SHUT_WR)  # it prints what it was sent, and ends
         said = other.stdout.read()
@@ -238,7 +238,7 @@ def test_flood_of_key_updates_is_refused(contexts):
     with asked_for_new_keys(contexts) as (session, sock, other):
         with pytest.raises(OSError, match="too many key updates"):
             for _ in range(1000):
-                say(other, b"K")
+                send(other, b"K")
                 session.add_received(sock.recv(65536))
                 assert read(session, 50) == b""
         assert session._outgoing.pending < 5000

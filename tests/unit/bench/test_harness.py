@@ -93,11 +93,11 @@ def test_uncommitted_code_is_reported_but_not_new_results(
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message=1")
-    told = []
+    reported = []
     for path in (page, code):
         path.write_text("2")
-        told.append(harness.machine(tmp_path)["has_local_changes"])
-    assert told == [False, True]
+        reported.append(harness.machine(tmp_path)["has_local_changes"])
+    assert reported == [False, True]
 
 
 def test_json_and_picture_are_saved(tmp_path: pathlib.Path) -> None:

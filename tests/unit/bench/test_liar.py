@@ -63,7 +63,7 @@ def test_liar_advertises_every_chunk_once_in_legal_frames(count: int) -> None:
             peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.ConnectionClass.BULK, 1))
         )
     )
-    heard = [
+    received = [
         m for advertise in sent for m in receiver.feed_bytes(b"".join(peer_wire.encode(advertise)))
     ]
-    assert [name for message in heard for name, _ in message.chunks] == prefixes
+    assert [name for message in received for name, _ in message.chunks] == prefixes

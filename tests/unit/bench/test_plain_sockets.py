@@ -28,14 +28,14 @@ def cids_of(image: pathlib.Path) -> list[ids.Cid]:
     return [ids.cid_of(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
 
 
-@pytest.mark.parametrize("givers", [1, 2, SPANS + 2])
+@pytest.mark.parametrize("senders", [1, 2, SPANS + 2])
 def test_image_is_moved_completely_from_any_number_of_senders(
-    givers: int, image: pathlib.Path, tmp_path: pathlib.Path
+    senders: int, image: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    cost = plain_sockets.move(image, tmp_path / "stored", cids_of(image), givers)
+    cost = plain_sockets.move(image, tmp_path / "stored", cids_of(image), senders)
     assert (tmp_path / "stored").read_bytes() == image.read_bytes()
     assert cost.length == SPANS * plain_sockets.SPAN_BYTES
-    assert len(cost.givers_s) == givers
+    assert len(cost.senders_s) == senders
     assert cost.took_s > 0 and cost.reader_s > 0
 
 
@@ -66,16 +66,16 @@ def test_failure_of_the_helper_process_raises_an_error() -> None:
         raise RuntimeError("as it should")
 
     with plain_sockets.beside(fail) as pipe, pytest.raises(ConnectionError):
-        plain_sockets.told(pipe)
+        plain_sockets.receive_number(pipe)
 
 
 def test_helper_process_sends_numbers_and_ends_with_the_block() -> None:
     def answer(pipe: socket.socket) -> None:
-        plain_sockets.tell(pipe, os.getpid())
+        plain_sockets.send_number(pipe, os.getpid())
         struct.unpack("d", pipe.recv(8, socket.MSG_WAITALL))  # endless
 
     with plain_sockets.beside(answer) as pipe:
-        pid = int(plain_sockets.told(pipe))
+        pid = int(plain_sockets.receive_number(pipe))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 

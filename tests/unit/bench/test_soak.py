@@ -76,6 +76,6 @@ def test_report_has_series_and_picture_and_judges_only_long_series(tmp_path):
     assert set(report.judged(seen, 6 * HOUR_S)) == {WORKER}
     assert "acstor-agent-compute1 worker" in report.table(seen, 6 * HOUR_S)
     report.write(tmp_path, seen, {"build": 3}, ["a finding"])
-    told = json.loads((tmp_path / "soak.json").read_text())
-    assert (told["actions"], told["findings"]) == ({"build": 3}, ["a finding"])
-    assert len(told["series"]) == len(seen) and (tmp_path / "soak.png").stat().st_size > 10_000
+    reported = json.loads((tmp_path / "soak.json").read_text())
+    assert (reported["actions"], reported["findings"]) == ({"build": 3}, ["a finding"])
+    assert len(reported["series"]) == len(seen) and (tmp_path / "soak.png").stat().st_size > 10_000

@@ -36,7 +36,7 @@ class Service:
     """A decision service with given responses; it verifies and records requests."""
 
     def __init__(self, transport, key):
-        self.told, self.answer, self._key = [], messages.CheckpointResponse(), key
+        self.reported, self.answer, self._key = [], messages.CheckpointResponse(), key
         self.signer = self.key_signer = key
         self.changed = {}
         target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")
@@ -50,17 +50,17 @@ class Service:
     def register(self, _context, payload):
         signed = decision_messages.decode(payload, decision_messages.Signed)
         ca = identities.authority().certificate_pem
-        sender, told = signed_messages.verify_from_host(
+        sender, reported = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT, ca, messages.SealedMessage
         )
         assert RECORD.key not in signed.payload
-        raw = sealed_box.decrypt(self._key, base64.b64decode(told.box), told.host.encode())
-        self.told.append(
+        raw = sealed_box.decrypt(self._key, base64.b64decode(reported.box), reported.host.encode())
+        self.reported.append(
             (sender.host, msgspec.json.decode(raw, type=messages.RegisteredCheckpoint))
         )
         if isinstance(self.answer, Exception):
             raise self.answer
-        binding = {"host": told.host, "sent_s": told.sent_s, **self.changed}
+        binding = {"host": reported.host, "sent_s": reported.sent_s, **self.changed}
         answer = msgspec.structs.replace(self.answer, **binding)
         return decision_messages.encode(
             signed_messages.sign_payload(answer, signing.CHECKPOINT_ANSWER, self.signer)
@@ -77,7 +77,7 @@ class Service:
         ca = identities.authority().certificate_pem
         kind = messages.IntervalRequest
         sender, asked = signed_messages.verify_from_host(signed, signing.CHECKPOINT, ca, kind)
-        self.told.append((sender.host, asked))
+        self.reported.append((sender.host, asked))
         if isinstance(self.answer, Exception):
             raise self.answer
         binding = {"host": asked.host, "sent_s": asked.sent_s, **self.changed}
@@ -131,14 +131,19 @@ def kept(number, disk=DISK):
 def test_checkpoint_is_registered_completely_and_kept_ones_returned(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.register_checkpoint(RECORD) == {f"{1:064x}", f"{2:064x}"}
-    [(host, told)] = service.told
-    assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
-    assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
-    assert told.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
+    [(host, reported)] = service.reported
+    assert (host, reported.host, reported.consistency, reported.interval_s) == (
+        HOST,
+        HOST,
+        "filesystem",
+        600,
+    )
+    assert (reported.key, reported.manifest_name) == (RECORD.key, RECORD.manifest_name)
+    assert reported.holders == (messages.RegisteredHolder(OTHER, "10.0.0.2:7202"),)
 
 
 def test_registration_is_retried_when_the_service_is_busy(daemon, service, monkeypatch):
-    service.answer, pauses_s = messages.CheckpointResponse("too many wait", may_pass=True), []
+    service.answer, pauses_s = messages.CheckpointResponse("too many wait", is_transient=True), []
 
     def wait(pause_s):
         pauses_s.append(pause_s)
@@ -154,8 +159,8 @@ def test_registration_is_retried_when_the_service_is_busy(daemon, service, monke
 def test_kept_checkpoints_of_all_disks_are_listed(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
     assert daemon.list_retained() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
-    [(host, told)] = service.told
-    assert (host, told.host) == (HOST, HOST)
+    [(host, reported)] = service.reported
+    assert (host, reported.host) == (HOST, HOST)
 
 
 def test_intervals_are_fetched_and_bounded(daemon, service):
@@ -163,7 +168,7 @@ def test_intervals_are_fetched_and_bounded(daemon, service):
         of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
     )
     assert daemon.fetch_intervals() == nova_intervals.Intervals(600, {INSTANCE: 0})
-    service.answer = messages.IntervalResponse("Nova is away", may_pass=True)
+    service.answer = messages.IntervalResponse("Nova is away", is_transient=True)
     with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
         daemon.fetch_intervals()
     service.answer = messages.IntervalResponse(
@@ -177,7 +182,7 @@ def test_failures_are_reported_vault_first_and_limited(daemon, service):
     service.answer = messages.IntervalResponse()
     failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
     daemon.fetch_intervals(failing)
-    [(_, asked)] = service.told
+    [(_, asked)] = service.reported
     assert asked.failing == (messages.Failing("", "full"), *failing[1:])
 
 
@@ -192,7 +197,10 @@ def test_response_for_another_purpose_is_refused(daemon, service):
     ("answer", "why"),
     [
         (messages.CheckpointResponse("it has not enrolled here"), "not enrolled"),
-        (messages.CheckpointResponse("the database is unreachable", may_pass=True), "unreachable"),
+        (
+            messages.CheckpointResponse("the database is unreachable", is_transient=True),
+            "unreachable",
+        ),
         (
             messages.CheckpointResponse(kept=(kept(1),), is_complete=False),
             "more checkpoints than it lists",
@@ -210,7 +218,7 @@ def test_incomplete_kept_list_is_an_error(daemon, service, answer, why):
     [
         (messages.CheckpointResponse("Nova says no"), errors.Unusable, "refuses it: Nova says no"),
         (
-            messages.CheckpointResponse("Nova is away", may_pass=True),
+            messages.CheckpointResponse("Nova is away", is_transient=True),
             errors.DecisionUnreachable,
             "is away",
         ),
@@ -242,7 +250,7 @@ def test_forged_service_is_refused_and_gets_no_checkpoint(daemon, service, what)
     setattr(service, what, certificates.new_key())
     with pytest.raises(errors.NotAuthenticated):
         daemon.register_checkpoint(RECORD)
-    assert len(service.told) == (what == "signer")
+    assert len(service.reported) == (what == "signer")
 
 
 def test_registration_times_out(daemon):
@@ -256,42 +264,48 @@ def test_host_without_a_certificate_sends_no_registration(tmp_path, transport, s
     lone = bus_client.BusClient(HOST, files, transport)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
         lone.register_checkpoint(RECORD)
-    assert service.told == []
+    assert service.reported == []
 
 
 def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
-    told = {"request": 7, "instance_id": INSTANCE, "host": HOST, "given_s": time.time(), **changed}
+    reported = {
+        "request": 7,
+        "instance_id": INSTANCE,
+        "host": HOST,
+        "given_s": time.time(),
+        **changed,
+    }
     return decision_messages.encode(
-        signed_messages.sign_payload(messages.CheckpointRequest(**told), purpose, key)
+        signed_messages.sign_payload(messages.CheckpointRequest(**reported), purpose, key)
     )
 
 
 def test_requested_checkpoint_is_scheduled_and_acknowledged(daemon, key):
     asked = []
-    heard = opened(
+    reply = opened(
         daemon.request_checkpoint(wanted(key), lambda instance: asked.append(instance) or 5)
     )
     assert asked == [INSTANCE]
-    assert heard == messages.CheckpointReply(request=7, host=HOST, number=5)
+    assert reply == messages.CheckpointReply(request=7, host=HOST, number=5)
 
 
 def opened(said):
     """Return a host's verified reply."""
     signed = decision_messages.decode(said, decision_messages.Signed)
     ca = identities.authority().certificate_pem
-    sender, heard = signed_messages.verify_from_host(
+    sender, reply = signed_messages.verify_from_host(
         signed, signing.CHECKPOINT_HEARD, ca, messages.CheckpointReply
     )
     assert sender.host == HOST
-    return heard
+    return reply
 
 
 def test_refused_checkpoint_request_returns_the_reason(daemon, key):
     def refuse(instance):
         raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
 
-    heard = opened(daemon.request_checkpoint(wanted(key), refuse))
-    assert "it has no interval" in heard.why and heard.number == 0
+    reply = opened(daemon.request_checkpoint(wanted(key), refuse))
+    assert "it has no interval" in reply.why and reply.number == 0
 
 
 @pytest.mark.parametrize(
@@ -343,8 +357,8 @@ def answered(asks, count=20):
 
 def test_request_over_the_bus_is_answered(daemon, asks):
     daemon.listen_for_requests(lambda instance: 5)
-    heard = opened(decision_messages.encode(answered(asks)))
-    assert (heard.host, heard.number) == (HOST, 5)
+    reply = opened(decision_messages.encode(answered(asks)))
+    assert (reply.host, reply.number) == (HOST, 5)
     daemon.stop()
 
 

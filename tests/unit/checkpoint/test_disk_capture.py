@@ -282,11 +282,11 @@ def test_each_chunk_is_sealed_once_for_all_holders():
 
 def test_zero_chunks_count_towards_the_bytes_of_a_batch():
     """A holder's time for a batch is based on the bytes read for it."""
-    guest, told = Guest(b"", 8 * CHUNK), []
+    guest, reported = Guest(b"", 8 * CHUNK), []
     guest.write(0, b"x" * CHUNK)
     guest.held = guest.said = set(range(8 * CHUNK // 512))
     holder = checkpoint_copies.Holder()
     put = holder.put
-    holder.put = lambda names, sealed, size: told.append(size) or put(names, sealed, size)
+    holder.put = lambda names, sealed, size: reported.append(size) or put(names, sealed, size)
     take(guest, holder, None)
-    assert told == [8 * CHUNK] and len(holder.chunks) == 1
+    assert reported == [8 * CHUNK] and len(holder.chunks) == 1

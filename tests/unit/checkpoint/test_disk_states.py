@@ -12,7 +12,7 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from tests.fakes import kept_checkpoints
+from tests.fakes import vault_checkpoints
 
 INSTANCE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 BASE = ids.ImageId("8d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -25,7 +25,7 @@ def known(tmp_path):
 
 def sealed_of(state, number, entries=()):
     cut = geometry.Geometry(1 << 20, 65536)
-    subject = kept_checkpoints.subject(ids.ImageId(state.disk), INSTANCE, BASE, cut, number)
+    subject = vault_checkpoints.subject(ids.ImageId(state.disk), INSTANCE, BASE, cut, number)
     seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
     return seal.close_manifest(checkpoint_manifest.build(subject, entries))
 

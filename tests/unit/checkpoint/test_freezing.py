@@ -23,11 +23,11 @@ class Domain:
     timeout_s = BLOCK
 
     def __init__(self, *fails, code=None):
-        self.fails, self.code, self.told = fails, code, []
+        self.fails, self.code, self.reported = fails, code, []
 
     def __getattr__(self, name):
         def do(*words):
-            self.told.append(name)
+            self.reported.append(name)
             if name in self.fails:
                 error = libvirt.libvirtError(name)
                 error.err = self.code and (self.code, 0, name)
@@ -57,7 +57,7 @@ def test_backup_begins_while_file_systems_are_frozen(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
-        assert [name for name in fake.told if name.startswith(("fs", "backupB"))] == [
+        assert [name for name in fake.reported if name.startswith(("fs", "backupB"))] == [
             "fsFreeze",
             "backupBegin",
             "fsThaw",
@@ -72,7 +72,7 @@ def test_file_systems_are_thawed_when_the_backup_fails(domain_of, tmp_path, is_l
         domain_of(fake).export_snapshot("acstor-1", "", tmp_path),
     ):
         pass
-    assert fake.told[-2:] == ["fsThaw", "agentSetResponseTimeout"]
+    assert fake.reported[-2:] == ["fsThaw", "agentSetResponseTimeout"]
 
 
 @pytest.mark.parametrize("code", [None, libvirt.VIR_ERR_AGENT_UNRESPONSIVE])
@@ -81,7 +81,7 @@ def test_failed_freeze_still_gives_a_checkpoint(domain_of, tmp_path, fault, code
     fake = Domain(fault, code=code)
     with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
-    assert fake.told.index("fsThaw") < fake.told.index("backupBegin")
+    assert fake.reported.index("fsThaw") < fake.reported.index("backupBegin")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_guest_that_refuses_to_freeze_is_not_thawed(domain_of, tmp_path, code):
     fake = Domain("fsFreeze", "fsThaw", code=code)
     with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
-    assert "fsThaw" not in fake.told
+    assert "fsThaw" not in fake.reported
 
 
 @pytest.mark.parametrize("fault", ["", "fsFreeze", "backupBegin"])
@@ -106,7 +106,7 @@ def test_timeout_of_the_guest_agent_is_reset_after_the_freeze(domain_of, tmp_pat
         domain_of(fake).export_snapshot("acstor-1", "", tmp_path),
     ):
         assert fake.timeout_s == BLOCK
-    assert "fsFreeze" in fake.told
+    assert "fsFreeze" in fake.reported
     assert fake.timeout_s == BLOCK
 
 
@@ -120,7 +120,7 @@ def test_guest_without_agent_is_not_frozen(domain_of, tmp_path):
     fake = Domain()
     with domain_of(fake, has_agent=False).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
-    assert not [name for name in fake.told if name.startswith("fs")]
+    assert not [name for name in fake.reported if name.startswith("fs")]
 
 
 @pytest.mark.parametrize("may_be_frozen", [True, False])
@@ -129,7 +129,7 @@ def test_cleanup_thaws_only_possibly_frozen_file_systems(domain_of, tmp_path, ma
     fake.isActive = lambda: True
     fake.timeout_s = 10  # of a killed daemon
     domain_of(fake).clean_up(["acstor-1"], tmp_path, may_be_frozen=may_be_frozen)
-    assert ("fsThaw" in fake.told) is may_be_frozen
+    assert ("fsThaw" in fake.reported) is may_be_frozen
     assert (fake.timeout_s == BLOCK) is may_be_frozen
 
 

@@ -18,9 +18,9 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from tests.fakes import kept_checkpoints
 from tests.fakes import manual_clock
 from tests.fakes import packed_names
+from tests.fakes import vault_checkpoints
 
 HOST, CHUNK = ids.HostId("h1"), geometry.DEFAULT_CHUNK_BYTES
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -100,7 +100,7 @@ class World:
         plain = {number: bytes([byte]) * CHUNK for number, byte in enumerate(chunks)}
         entries = [checkpoint_manifest.Entry(n, seal.chunk_name(data)) for n, data in plain.items()]
         cut, disk = geometry.Geometry(1 << 20, CHUNK), ids.ImageId(state.disk)
-        subject = kept_checkpoints.subject(disk, instance, IMAGE, cut, state.number)
+        subject = vault_checkpoints.subject(disk, instance, IMAGE, cut, state.number)
         sealed = seal.close_manifest(checkpoint_manifest.build(subject, entries))
         manifest = self.states.save_manifest(instance, sealed)
         disk = object_names.VaultDisk(HOST, ids.ImageId(state.disk))

@@ -26,10 +26,12 @@ def server(spec):
 def test_server_interval_precedes_flavor_aggregate_and_host():
     said = itertools.product((None, 0, 400), (None, "0", "300", "soon"), (None, 0, 200), (0, 100))
     for of_server, spec, of_host, default_s in said:
-        told = nova_intervals.Intervals(of_host, {} if of_server is None else {INSTANCE: of_server})
+        reported = nova_intervals.Intervals(
+            of_host, {} if of_server is None else {INSTANCE: of_server}
+        )
         words = None if spec in (None, "soon") else int(spec)
         wanted = next(one for one in (of_server, words, of_host, default_s) if one is not None)
-        assert server_schedule.interval_s(server(spec), told, default_s) == wanted
+        assert server_schedule.interval_s(server(spec), reported, default_s) == wanted
 
 
 @pytest.mark.parametrize(("default_s", "wanted_s"), [(1, 30), (-1, 0), (1 << 40, 30 * 86_400)])

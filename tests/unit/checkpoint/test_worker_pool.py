@@ -299,12 +299,12 @@ def test_disabled_server_gets_one_last_checkpoint_when_due(host):
 @pytest.mark.expect_log("no checkpoint: h2 keeps no")
 def test_fetched_intervals_apply_from_the_first_turn(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
-    told = nova_intervals.Intervals(0, {IDS[1]: 200})
+    reported = nova_intervals.Intervals(0, {IDS[1]: 200})
     said = []
 
     def ask(failing):
         said.append(failing)
-        return told
+        return reported
 
     it.daemon = worker_pool.WorkerPool(
         it,

@@ -51,8 +51,8 @@ class Refusing:
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: odd")
 def test_server_that_fails_to_start_is_retried_and_receives(transport, monkeypatch, watched_log):
-    heard = threading.Event()
-    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()})
+    received = threading.Event()
+    endpoint = message_bus.Endpoint({"lit": lambda _: received.set()})
     made = []
     refusals = [*map(oslo_messaging.MessageDeliveryFailure, 3 * ["no broker"]), RuntimeError("odd")]
     real = oslo_messaging.get_rpc_server
@@ -70,17 +70,17 @@ def test_server_that_fails_to_start_is_retried_and_receives(transport, monkeypat
     try:
         client = oslo_messaging.get_rpc_client(transport, target)
         client.cast({}, "lit", payload=1)
-        assert heard.wait(WAIT_S)
+        assert received.wait(WAIT_S)
     finally:
         served.close()
 
 
 @pytest.mark.expect_log("message lit is ignored: dark")
 def test_messages_received_before_close_are_processed(transport):
-    heard, seen = threading.Event(), []
+    received, seen = threading.Event(), []
 
     def see(payload: object) -> None:
-        heard.set()
+        received.set()
         time.sleep(0.5)
         seen.append(payload)
         raise ValueError("dark")
@@ -90,7 +90,7 @@ def test_messages_received_before_close_are_processed(transport):
     served = message_bus.serve(transport, target, endpoint, threading.Event())
     assert served is not None
     oslo_messaging.get_rpc_client(transport, target).cast({}, "lit", payload=1)
-    assert heard.wait(WAIT_S)
+    assert received.wait(WAIT_S)
     message_bus.close_in_background(served.close)()
     assert seen == [1]
 

@@ -628,8 +628,8 @@ BAD_STREAMS = {
     "Chunk of none": stream(HELLO) + frame(3, chunk_body([]) + bytes(20)),
     "empty Chunk": stream(HELLO) + frame(3, chunk_body([(1, 0)], b"x")),
     "Chunk with an empty one in it": stream(HELLO) + frame(3, chunk_body([(1, 9), (2, 0)])),
-    "Chunk of more than it says": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(10))),
-    "Chunk of less than it says": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(8))),
+    "Chunk longer than its header": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(10))),
+    "Chunk shorter than its header": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(8))),
     "Chunk that ends in its index": stream(HELLO) + frame(3, b"\x40" + bytes(20)),
     "Chunk with a number twice": stream(HELLO) + frame(3, chunk_body([(1, 9), (1, 9)])),
     "Chunk of 65": stream(HELLO) + frame(3, chunk_body([(n, 1) for n in range(65)])),
@@ -649,9 +649,9 @@ BAD_STREAMS = {
     "two compressed and oversized": stream(HELLO)
     + frame(3, chunk_body([(1, 9, 0, 2**19), (2, 9, 0, 2**19 + 1)])),
     "compressed, and is not": stream(HELLO) + frame(3, chunk_body([(1, 9, 0, 99)])),
-    "compressed to more than it says": stream(HELLO)
+    "compressed data longer than stated": stream(HELLO)
     + frame(3, chunk_body([(1, len(ZEROS), 0, 65535)], ZEROS)),
-    "compressed to less than it says": stream(HELLO)
+    "compressed data shorter than stated": stream(HELLO)
     + frame(3, chunk_body([(1, len(ZEROS), 0, 65537)], ZEROS)),
     "compressed with more behind it": stream(HELLO)
     + frame(3, chunk_body([(1, len(ZEROS) + 1, 0, 65536)], ZEROS + b"x")),
@@ -662,7 +662,7 @@ BAD_STREAMS = {
     "short Get": stream(HELLO) + frame(2, bytes(57)),
     "long Get": stream(HELLO) + frame(2, stream(GET)[8:] + b"x"),
     "Get of 65 chunks": stream(HELLO) + frame(2, bytes(22 + 65 * 36)),
-    "Get that is urgent where nobody waits": stream(HELLO, urgent(GET)),
+    "urgent Get on a bulk connection": stream(HELLO, urgent(GET)),
     "Get that is not where guests wait": stream(DEMAND_HELLO, GET),
     "short Cancel": stream(HELLO) + frame(5, bytes(3)),
     "Cancel of a number and a half": stream(HELLO) + frame(5, bytes(6)),
@@ -716,7 +716,7 @@ BAD_STREAMS = {
     "Kept with 2^63 bytes": stream(HELLO) + frame(13, bytes(8) + share(total=2**63)),
     "Kept in an unknown state": stream(HELLO) + frame(13, bytes(8) + share(state=6)),
     "Kept where guests wait": stream(DEMAND_HELLO, KEPT),
-    "Refer to nobody": stream(HELLO) + frame(9, bytes(4) + b"\0\0\0"),
+    "Refer to no host": stream(HELLO) + frame(9, bytes(4) + b"\0\0\0"),
     "Refer to a host without a name": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\0"),
     "Refer to a host twice": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\1h"),
     "Refer to five hosts": stream(HELLO) + frame(9, bytes(4) + b"\5\1a\1b\1c\1d\1e"),

@@ -221,10 +221,10 @@ def test_file_with_a_backing_file_is_valid_for_qemu(tmp_path) -> None:
     for run in runs:
         expected[run.at : run.at + run.length] = data.get(run.at, bytes(run.length))
     subprocess.run(["qemu-img", "check", "-q", tmp_path / "disk"], check=True)
-    told = subprocess.run(
+    reported = subprocess.run(
         ["qemu-img", "info", "--output=json", tmp_path / "disk"], check=True, capture_output=True
     )
-    info = json.loads(told.stdout)
+    info = json.loads(reported.stdout)
     assert info["backing-filename"] == str(tmp_path / "base")
     assert info["backing-filename-format"] == "raw"
     convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]

@@ -402,9 +402,11 @@ def test_stolen_key_is_distrusted_whatever_the_clock(cloud, kind, off_s):
 def test_request_for_a_taken_name_warns_of_the_other_requester(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
-    told = refused(cloud, V.OTHER_USER)
-    assert "another user or key requested this name first" in told and "host show h1" in told
-    assert "not one of your hosts: openstack acstor host allow h1 --fingerprint KEY" in told
+    reported = refused(cloud, V.OTHER_USER)
+    assert (
+        "another user or key requested this name first" in reported and "host show h1" in reported
+    )
+    assert "not one of your hosts: openstack acstor host allow h1 --fingerprint KEY" in reported
     cloud.keeper.revoke_host(H1)
     cloud.keeper.allow_host(H1)
     assert cloud.fault(cloud.enrol()) == ""
@@ -419,8 +421,8 @@ def test_operator_allows_one_key_and_others_are_refused(configure, store, enrolm
     cloud = Cloud(configure(enrolment=enrolment_mode), store)
     cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     thief = certificates.new_key()
-    told = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
-    assert "an operator allowed another key" in told and print_of(thief) not in told
+    reported = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
+    assert "an operator allowed another key" in reported and print_of(thief) not in reported
     assert cloud.fault(cloud.enrol(user="any")) == ""
     row = store.get_enrolment("h1")
     assert (row.user_id, row.allowed_fingerprint) == ("any", "")
@@ -460,14 +462,17 @@ def hosts(count: int) -> list[ids.HostId]:
 
 @pytest.mark.parametrize("mode", ["automatic", "approved"])
 def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
-    cloud = Cloud(configure(enrolment=mode), store, unheard_per_user=3)
+    cloud = Cloud(configure(enrolment=mode), store, unseen_per_user=3)
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
             cloud.enrol(host, "shared", certificates.new_key())
     assert len(store.list_enrolments()) == 3
-    told = refused(cloud, V.NO_ROOM, user="shared")
-    assert "3 hosts of this user that never sent a sample" in told
-    assert "openstack acstor host forget NAME" in told and "host allow h1 --fingerprint" in told
+    reported = refused(cloud, V.NO_ROOM, user="shared")
+    assert "3 hosts of this user that never sent a sample" in reported
+    assert (
+        "openstack acstor host forget NAME" in reported
+        and "host allow h1 --fingerprint" in reported
+    )
     with contextlib.suppress(enrolment_rules.EnrolmentRefused):
         cloud.enrol(H2, "of its own")
     assert store.get_enrolment("h2") is not None
@@ -476,7 +481,7 @@ def test_user_enrols_a_limited_number_of_unheard_hosts(configure, store, mode):
 
 
 def test_heard_hosts_count_towards_the_larger_limit(cloud):
-    cloud.limit(unheard_per_user=1, per_user=2)
+    cloud.limit(unseen_per_user=1, per_user=2)
     for host in (H1, H2):
         cloud.enrol(host)
         samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
@@ -487,7 +492,7 @@ def test_heard_hosts_count_towards_the_larger_limit(cloud):
 
 
 def test_forgotten_name_is_free_and_its_certificate_stays_revoked(cloud):
-    cloud.limit(unheard_per_user=1)
+    cloud.limit(unseen_per_user=1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
     assert cloud.keeper.delete_host(H1)
@@ -572,9 +577,9 @@ def test_surplus_keys_are_left_out_except_the_one_in_use_and_the_newest(cloud):
         cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)
     cloud.limit()
     issued = cloud.enrol()
-    told = signing.read_public_keys(issued.signers)
-    assert len(told) == 64
+    reported = signing.read_public_keys(issued.signers)
+    assert len(reported) == 64
     in_use = cloud.keeper.load_trust_state()
     signed_messages.check_signature(
-        told, signing.TABLE, b"{}", in_use.sign_data(signing.TABLE, b"{}")
+        reported, signing.TABLE, b"{}", in_use.sign_data(signing.TABLE, b"{}")
     )

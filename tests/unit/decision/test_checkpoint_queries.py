@@ -52,16 +52,18 @@ class Hosts:
             clock=manual_clock.FunctionClock(time.monotonic, lambda: self.now_s),
         )
 
-    def sealed(self, told, by="", purpose=signing.CHECKPOINT):
-        made = signed_messages.sign_payload(told, purpose, *self._hosts.identity(by or told.host))
+    def sealed(self, reported, by="", purpose=signing.CHECKPOINT):
+        made = signed_messages.sign_payload(
+            reported, purpose, *self._hosts.identity(by or reported.host)
+        )
         return decision_messages.encode(made)
 
-    def concealed(self, told, **changed):
+    def concealed(self, reported, **changed):
         """Return the sealed registration of a checkpoint, as a host sends it."""
         key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
-        raw = msgspec.json.encode(told)
-        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, told.host.encode())
-        said = {"host": told.host, "sent_s": told.sent_s, **changed}
+        raw = msgspec.json.encode(reported)
+        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, reported.host.encode())
+        said = {"host": reported.host, "sent_s": reported.sent_s, **changed}
         return messages.SealedMessage(box=base64.b64encode(box).decode(), **said)
 
     def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.CheckpointResponse):
@@ -69,32 +71,32 @@ class Hosts:
         signed = decision_messages.decode(answer, decision_messages.Signed)
         return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
-    def register(self, told, **how):
+    def register(self, reported, **how):
         return self.opened(
-            self.service.register_checkpoint(self.sealed(self.concealed(told), **how))
+            self.service.register_checkpoint(self.sealed(self.concealed(reported), **how))
         )
 
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.RetentionRequest(host=host, sent_s=sent_s), **how)
         return self.opened(self.service.list_kept(asked))
 
-    def tells_where_it_is(self, host):
+    def reports_its_host(self, host):
         self.store.record_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
-        told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
-        asked = self.sealed(told, **how)
+        reported = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
+        asked = self.sealed(reported, **how)
         said = self.service.answer_intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
 
-    def asked_gone(self, **how):
+    def requested_deleted(self, **how):
         self.now_s += 1
         asked = messages.OwnerRequest(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
         said = self.service.list_orphaned_owners(self.sealed(asked, **how))
         return self.opened(said, signing.CHECKPOINT_OWNERS, messages.OwnerResponse)
 
     def gone(self):
-        answer = self.asked_gone()
+        answer = self.requested_deleted()
         assert not answer.why
         return answer.gone
 
@@ -136,7 +138,7 @@ def test_checkpoint_under_recovery_is_kept_until_its_new_host_registers(hosts):
 def test_checkpoint_under_recovery_is_dropped_after_the_time_limit(hosts):
     hosts.register(taken(1))
     hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
-    hosts.now_s += checkpoint_queries.RECOVERY_S
+    hosts.now_s += checkpoint_queries.PROTECTION_S
     for number in (2, 3):
         hosts.now_s += 1
         hosts.register(taken(number, sent_s=hosts.now_s))
@@ -193,12 +195,14 @@ def test_host_cannot_block_anothers_registration_by_its_disk_name(hosts):
 
 
 def test_disk_key_is_encrypted_in_transit(hosts):
-    told = taken(1)
-    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
-    assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
-    answer = hosts.opened(hosts.service.register_checkpoint(hosts.sealed(hosts.concealed(told))))
-    assert (answer.why, answer.host, answer.sent_s) == ("", told.host, told.sent_s)
-    assert hosts.store.get_checkpoint(told.checkpoint_id).disk_key == told.key
+    reported = taken(1)
+    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(reported)))
+    assert reported.key.encode() not in sent and reported.manifest_name.encode() not in sent
+    answer = hosts.opened(
+        hosts.service.register_checkpoint(hosts.sealed(hosts.concealed(reported)))
+    )
+    assert (answer.why, answer.host, answer.sent_s) == ("", reported.host, reported.sent_s)
+    assert hosts.store.get_checkpoint(reported.checkpoint_id).disk_key == reported.key
 
 
 @pytest.mark.expect_log("checkpoints:")
@@ -232,7 +236,7 @@ REFUSED = {
 def test_host_registers_only_for_servers_on_it(hosts, servers, why):
     hosts.nova.servers = servers
     answer = hosts.register(taken(1))
-    assert why in answer.why and not answer.may_pass
+    assert why in answer.why and not answer.is_transient
     assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
 
 
@@ -261,10 +265,10 @@ def test_holders_must_be_enrolled_hosts_at_their_own_addresses(hosts):
         return hosts.register(taken(number, holders=holders)).why
 
     assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
-    hosts.tells_where_it_is("h1")
+    hosts.reports_its_host("h1")
     assert "would be h1 itself" in registers(2, h2="127.0.0.1:22")
     assert "would be h1 itself" in registers(3, h2="[::1]:22")
-    hosts.tells_where_it_is("h2")
+    hosts.reports_its_host("h2")
     assert "reports the address 10.0.0.2:7201" in registers(4, h2="10.0.0.7:7202")
     assert hosts.service.refused["not_its_own"] == 4
     assert not registers(5, h2="10.0.0.2:7202", h3="10.0.0.3:7202")
@@ -277,7 +281,7 @@ def test_holders_must_be_enrolled_hosts_at_their_own_addresses(hosts):
 @pytest.mark.expect_log("must retry")
 def test_registration_without_nova_or_database_asks_for_a_retry(hosts, failure):
     hosts.nova.failure = failure
-    assert hosts.register(taken(1)).may_pass and hosts.ids() == []
+    assert hosts.register(taken(1)).is_transient and hosts.ids() == []
     hosts.nova.failure = None
     assert not hosts.register(taken(1, sent_s=NOW_S + 2)).why
 
@@ -356,9 +360,9 @@ def test_malformed_message_is_refused(hosts, payload):
     ],
 )
 def test_invalid_registration_fields_are_refused(changed):
-    told = msgspec.to_builtins(taken(1)) | changed
+    reported = msgspec.to_builtins(taken(1)) | changed
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(told, messages.RegisteredCheckpoint)
+        msgspec.convert(reported, messages.RegisteredCheckpoint)
 
 
 def test_kept_list_has_only_the_hosts_own_checkpoints(hosts):
@@ -389,7 +393,7 @@ def test_intervals_are_those_of_the_hosts_own_servers(hosts):
 def test_intervals_are_refused_to_other_hosts_and_without_nova(hosts):
     assert "it is signed by h2" in hosts.intervals(by="h2").why
     hosts.nova.failure = nova_client.NovaUnreachable("HTTP 403")
-    assert hosts.intervals().may_pass
+    assert hosts.intervals().is_transient
 
 
 def test_server_on_no_host_has_no_checkpoint_due(hosts):
@@ -408,11 +412,11 @@ def test_server_on_no_host_has_no_checkpoint_due(hosts):
 
 def test_host_has_one_interval_request_in_flight(hosts):
     """Otherwise one host could block all threads of the message bus in calls to Nova."""
-    told = []
+    reported = []
 
     def slowly(host):
-        told.append(hosts.intervals(host, sent_s=NOW_S + 1))
-        told.append(hosts.intervals("h2"))
+        reported.append(hosts.intervals(host, sent_s=NOW_S + 1))
+        reported.append(hosts.intervals("h2"))
         return messages.IntervalResponse()
 
     hosts.service._intervals = types.SimpleNamespace(
@@ -420,8 +424,8 @@ def test_host_has_one_interval_request_in_flight(hosts):
     )
     asks = iter([slowly, lambda _host: messages.IntervalResponse()])
     assert not hosts.intervals().why
-    again, of_another = told
-    assert again.may_pass and "another request of h1 is in progress" in again.why
+    again, of_another = reported
+    assert again.is_transient and "another request of h1 is in progress" in again.why
     assert not of_another.why
 
 
@@ -439,7 +443,7 @@ def test_revoked_or_deleted_owner_without_checkpoints_is_orphaned(hosts):
 
 @pytest.mark.expect_log("it is signed by h1")
 def test_owner_request_signed_by_another_host_is_refused(hosts):
-    assert "it is signed by h1" in hosts.asked_gone(by="h1").why
+    assert "it is signed by h1" in hosts.requested_deleted(by="h1").why
 
 
 def test_checkpoints_are_deleted_some_time_after_their_server(hosts):

@@ -46,12 +46,12 @@ def listens(monkeypatch):
     """Return an event set when the service listens; an in-memory bus loses earlier messages."""
     serve, does = message_bus.serve, threading.Event()
 
-    def say_when_it_serves(*arguments):
+    def print_when_ready(*arguments):
         served = serve(*arguments)
         does.set()
         return served
 
-    monkeypatch.setattr(message_bus, "serve", say_when_it_serves)
+    monkeypatch.setattr(message_bus, "serve", print_when_ready)
     return does
 
 

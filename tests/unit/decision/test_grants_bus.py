@@ -65,12 +65,12 @@ class Cloud:
 def cloud(configure, store, tmp_path, monkeypatch):
     serve, listens = message_bus.serve, threading.Event()
 
-    def say_when_it_serves(*arguments):
+    def print_when_ready(*arguments):
         served = serve(*arguments)
         listens.set()
         return served
 
-    monkeypatch.setattr(message_bus, "serve", say_when_it_serves)
+    monkeypatch.setattr(message_bus, "serve", print_when_ready)
     path = tmp_path / "bus.conf"
     path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
     link = bus.open_bus(HOST, [str(path)])

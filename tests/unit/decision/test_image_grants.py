@@ -101,7 +101,7 @@ def test_host_gets_a_grant_for_an_image_that_a_server_uses(service):
 @pytest.mark.expect_log("h1 is refused a grant for image .*: no server uses this image")
 def test_unused_image_is_refused_until_a_server_uses_it(service):
     refused = service.ask(UNUSED)
-    assert (refused.grant, refused.may_pass) == (None, False)
+    assert (refused.grant, refused.is_transient) == (None, False)
     assert "no server uses this image" in refused.why
     service.nova.used.add(UNUSED)
     assert service.ask(UNUSED).grant is None  # the lookup is cached
@@ -127,9 +127,9 @@ def test_grant_without_nova_is_given_for_recently_used_images_only(service, faul
     service.passes(grant_queries.LINGER_S - 60)
     assert service.ask().grant is not None
     waits = service.ask(UNUSED)
-    assert (waits.grant, waits.may_pass) == (None, True)
+    assert (waits.grant, waits.is_transient) == (None, True)
     service.passes(120)
-    assert service.ask().may_pass
+    assert service.ask().is_transient
 
 
 def report(service, fill, host="h2", task=None):
@@ -228,7 +228,7 @@ def test_malformed_request_is_refused(service, payload):
 
 def test_rate_limit_delays_one_host_and_not_the_others(service):
     answers = [service.ask() for _ in range(int(image_grants.RATE.burst) + 50)]
-    assert any(said.may_pass and "grants a second" in said.why for said in answers)
+    assert any(said.is_transient and "grants a second" in said.why for said in answers)
     assert service.ask(host="h2", by="h2").grant is not None
 
 
@@ -239,7 +239,7 @@ def test_host_may_retry_without_a_database(service, monkeypatch):
     service.nova.used.clear()
     monkeypatch.setattr(service.store, "is_grantable", fail)
     waits = service.ask()
-    assert (waits.grant, waits.may_pass) == (None, True)
+    assert (waits.grant, waits.is_transient) == (None, True)
     assert "example" not in waits.why
 
 

@@ -69,8 +69,8 @@ def test_metadata_is_ignored_where_the_operator_offers_nothing(cloud):
 )
 def test_metadata_interval_is_bounded_by_the_offered_one(cloud, said, wanted_s):
     cloud.metadata = {"h1": {SERVER: {NAME: said}}, "h2": {OTHER: {NAME: "600"}}}
-    told = [one.interval_s for one in of(cloud, least_s=300).of_servers]
-    assert told == ([] if wanted_s is None else [wanted_s])
+    reported = [one.interval_s for one in of(cloud, least_s=300).of_servers]
+    assert reported == ([] if wanted_s is None else [wanted_s])
 
 
 def test_response_is_limited_in_servers(cloud):

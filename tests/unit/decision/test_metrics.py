@@ -24,7 +24,7 @@ PICTURE = metrics.InstanceMetrics(
     hosts=HOSTS,
     silent=["h8", "h9"],
     silent_total=9,
-    heard=41,
+    accepted_samples=41,
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
     checkpoints=[
@@ -56,8 +56,8 @@ def values(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_every_field_of_instance_metrics_is_exported():
-    told = shown(PICTURE)
-    assert told == {
+    reported = shown(PICTURE)
+    assert reported == {
         ("is_leader", ""): 1,
         ("last_round_timestamp_seconds", ""): 1234.5,
         ("database_up", ""): 0,
@@ -95,8 +95,12 @@ def test_every_field_of_instance_metrics_is_exported():
 
 
 def test_instance_without_a_round_exports_zeros():
-    told = shown(metrics.InstanceMetrics())
-    assert (told["is_leader", ""], told["last_round_timestamp_seconds", ""], told["hosts", ""]) == (
+    reported = shown(metrics.InstanceMetrics())
+    assert (
+        reported["is_leader", ""],
+        reported["last_round_timestamp_seconds", ""],
+        reported["hosts", ""],
+    ) == (
         0,
         0,
         0,

@@ -41,37 +41,37 @@ def client(configure, web):
         conf.set_override(name, value, "nova")
     made = nova_client.NovaClient(conf)
 
-    def says(path, answer):
+    def set_response(path, answer):
         web.files[path] = json.dumps(answer).encode()
 
-    made.says = says
+    made.set_response = set_response
     return made
 
 
 def test_server_is_returned_with_its_current_host(client):
     for host in ("h1", "h2", None):
-        client.says(f"servers/{SERVER}", {"server": server(host=host)})
+        client.set_response(f"servers/{SERVER}", {"server": server(host=host)})
         assert client.get_server(SERVER) == nova_client.Server(host or "", "p")
     assert client.get_server(OTHER) is None
 
 
 def test_aggregates_are_listed_with_hosts_and_metadata(client):
-    told = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
-    client.says("os-aggregates", {"aggregates": [told]})
+    reported = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
+    client.set_response("os-aggregates", {"aggregates": [reported]})
     [found] = client.list_aggregates()
     assert (set(found.hosts), found.metadata) == ({"h1", "h2"}, {"a": "b"})
 
 
 def test_metadata_of_a_hosts_servers_is_read_from_all_pages(client):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
-    client.says(ON_H1, {"servers": [server(a="1"), server(OTHER, "h2", a="2")], **more})
+    client.set_response(ON_H1, {"servers": [server(a="1"), server(OTHER, "h2", a="2")], **more})
     third = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a14")
-    client.says(f"{ON_H1}&marker={OTHER}", {"servers": [server(third, a="3")]})
+    client.set_response(f"{ON_H1}&marker={OTHER}", {"servers": [server(third, a="3")]})
     assert client.metadata_on("h1") == {SERVER: {"a": "1"}, third: {"a": "3"}}
 
 
 def test_endless_response_is_not_read_to_the_end(client, web):
-    client.says("os-aggregates", {})
+    client.set_response("os-aggregates", {})
     web.always = http_server.endless
     with pytest.raises(nova_client.NovaUnreachable, match="takes more than 16777216 bytes"):
         client.list_aggregates()
@@ -81,7 +81,7 @@ def test_endless_response_is_not_read_to_the_end(client, web):
 def test_number_of_pages_is_limited(client, web):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
     for path in (ON_H1, f"{ON_H1}&marker={SERVER}"):
-        client.says(path, {"servers": [server()], **more})
+        client.set_response(path, {"servers": [server()], **more})
     assert list(client.metadata_on("h1")) == [SERVER]
     assert len(web.asked) == nova_client.MAX_PAGES
 
@@ -91,7 +91,7 @@ def test_number_of_pages_is_limited(client, web):
 )
 def test_malformed_response_is_an_error(client, answer):
     for path in (f"servers/{SERVER}", ON_H1, "os-aggregates"):
-        client.says(path, answer)
+        client.set_response(path, answer)
     for ask in (
         lambda: client.get_server(SERVER),
         client.list_aggregates,
@@ -102,10 +102,10 @@ def test_malformed_response_is_an_error(client, answer):
 
 
 def test_response_without_hosts_is_an_error(client, web):
-    told = server()
-    del told["OS-EXT-SRV-ATTR:host"]
-    client.says(f"servers/{SERVER}", {"server": told})
-    client.says(ON_H1, {"servers": [told]})
+    reported = server()
+    del reported["OS-EXT-SRV-ATTR:host"]
+    client.set_response(f"servers/{SERVER}", {"server": reported})
+    client.set_response(ON_H1, {"servers": [reported]})
     for ask in (lambda: client.get_server(SERVER), lambda: client.metadata_on("h1")):
         with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
             ask()
@@ -176,29 +176,29 @@ def user_of(image, host, task=None, server_id=SERVER):
 def test_image_use_counts_servers_on_acstor_hosts_and_in_transition(
     client, image, host, task, is_used
 ):
-    client.says(USERS, {"servers": [user_of(image, host, task)]})
+    client.set_response(USERS, {"servers": [user_of(image, host, task)]})
     assert client.is_image_used(IMAGE, {"h1"}.__contains__, "h1") is is_used
 
 
 def test_servers_of_an_image_are_searched_on_all_pages(client):
     more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
-    client.says(USERS, {"servers": [user_of({"id": IMAGE}, "h2")], **more})
+    client.set_response(USERS, {"servers": [user_of({"id": IMAGE}, "h2")], **more})
     third = user_of({"id": IMAGE}, "h1", server_id=OTHER)
-    client.says(f"{USERS}&marker={SERVER}", {"servers": [third]})
+    client.set_response(f"{USERS}&marker={SERVER}", {"servers": [third]})
     assert client.is_image_used(IMAGE, {"h1"}.__contains__)
     assert not client.is_image_used(IMAGE, {"h3"}.__contains__)
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"servers": 1}, {"servers": [{}]}, None])
 def test_image_use_is_an_error_for_a_malformed_response(client, answer):
-    client.says(USERS, answer)
+    client.set_response(USERS, answer)
     with pytest.raises(nova_client.NovaUnreachable):
         client.is_image_used(IMAGE, {"h1"}.__contains__)
 
 
 def test_image_use_is_an_error_for_a_response_without_hosts(client):
-    told = user_of({"id": IMAGE}, "h1")
-    del told["OS-EXT-SRV-ATTR:host"]
-    client.says(USERS, {"servers": [told]})
+    reported = user_of({"id": IMAGE}, "h1")
+    del reported["OS-EXT-SRV-ATTR:host"]
+    client.set_response(USERS, {"servers": [reported]})
     with pytest.raises(nova_client.NovaUnreachable, match="does not show hosts"):
         client.is_image_used(IMAGE, {"h1"}.__contains__)

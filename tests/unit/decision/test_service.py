@@ -103,7 +103,7 @@ class Instance:
     def wall(self) -> float:
         return WALL_S + self.now_s
 
-    def hear(self, sample: decision_messages.Sample) -> None:
+    def accept_sample(self, sample: decision_messages.Sample) -> None:
         self.service.accept_sample(self.enrolled.sealed(sample))
 
     def publish_table(self, table: decision_messages.RingTable) -> bool:
@@ -167,7 +167,7 @@ class Cloud:
                 has = one.service.current.epoch if epoch is None else epoch
                 for host in ("h1", "h2", "h3"):
                     place = self.places.get(host, "")
-                    one.hear(sample(host, self.number, float(host == busy), has, place))
+                    one.accept_sample(sample(host, self.number, float(host == busy), has, place))
                 one.service.run_round()
 
 
@@ -211,10 +211,13 @@ def test_each_round_updates_the_metrics(lone):
     assert picture.hosts["h1"].traffic_share > 0.9 and not picture.hosts["h2"].is_overloaded
     assert picture.moved == 300 + 100 - picture.hosts["h1"].vnodes
     assert picture.traffic_cv == pytest.approx(2**0.5), "one of three carries everything"
-    assert (picture.heard, sum(picture.refused.values())) == (15, 0)
-    lone.hear(sample("h1", 1, 0, 0))
+    assert (picture.accepted_samples, sum(picture.refused.values())) == (15, 0)
+    lone.accept_sample(sample("h1", 1, 0, 0))
     cloud.collect()
-    assert (lone.service.metrics.heard, lone.service.metrics.refused["out_of_order"]) == (18, 1)
+    assert (
+        lone.service.metrics.accepted_samples,
+        lone.service.metrics.refused["out_of_order"],
+    ) == (18, 1)
 
 
 def test_drained_host_gets_no_v_nodes(lone, store):
@@ -426,15 +429,15 @@ def test_thresholds_follow_switch_loads_and_stay_when_unknown(lone):
 
 @pytest.mark.expect_log("message sample_collected is ignored: .*broke the protocol")
 def test_malformed_sample_is_counted_and_dropped(lone):
-    heard: list[decision_messages.Signed] = []
+    received: list[decision_messages.Signed] = []
     refused = collections.Counter[str]()
-    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused, {})
+    endpoint = rpc._Endpoint(received.append, lone.service.current_ring, refused, {})
     for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
         endpoint.sample_collected({}, payload)
-    assert (heard, refused) == ([], {"malformed": 4})
+    assert (received, refused) == ([], {"malformed": 4})
     signed = lone.enrolled.sealed(sample("h1", 1, 0, 0))
     endpoint.sample_collected({}, decision_messages.encode(signed))
-    assert heard == [signed]
+    assert received == [signed]
     assert decision_messages.decode(endpoint.get_ring({}), decision_messages.RingTable).epoch == 0
 
 
@@ -446,18 +449,20 @@ def test_malformed_samples_do_not_fill_the_log(lone, watched_log):
     assert len(watched_log.messages) == message_bus.WARNINGS
 
 
-def open_table(one: Instance, told: decision_messages.RingTable) -> hash_ring.Ring:
+def open_table(one: Instance, reported: decision_messages.RingTable) -> hash_ring.Ring:
     """Verify and decode a table as a newly enrolled agent does."""
     signers = signing.read_public_keys(one.enrolled.keeper.load_trust_state().signers)
-    signed_messages.check_signature(signers, signing.TABLE, told.table.encode(), told.signature)
-    return hash_ring.decode(told.table.encode(), "table")
+    signed_messages.check_signature(
+        signers, signing.TABLE, reported.table.encode(), reported.signature
+    )
+    return hash_ring.decode(reported.table.encode(), "table")
 
 
 def test_every_table_is_signed_even_after_a_takeover(configure, store, lone):
     assert open_table(lone, lone.service.current_ring()).epoch == 0
     Cloud(lone).collect(3)
-    for told in (*lone.published, lone.service.current_ring()):
-        assert open_table(lone, told).epoch == 1
+    for reported in (*lone.published, lone.service.current_ring()):
+        assert open_table(lone, reported).epoch == 1
     other = Instance(configure(), store, leads=False, name="two")
     other.service.run_round()
     assert open_table(lone, other.service.current_ring()).epoch == 1
@@ -533,7 +538,7 @@ def test_address_claimed_by_two_hosts_stays_with_the_first(lone):
     cloud.collect(3)
     thief = msgspec.structs.replace(sample("h4", 4, 0.0, 1), address="10.0.0.1:7201")
     lone.now_s += COLLECTION_S
-    lone.hear(thief)
+    lone.accept_sample(thief)
     cloud.collect(2)
     assert lone.epochs() == [1]
 
@@ -580,7 +585,7 @@ def test_one_host_with_a_high_epoch_changes_nothing(lone, store):
     for number in range(4, 7):
         lone.now_s = number * COLLECTION_S
         for host, epoch in (("h1", 2**52), ("h2", 1), ("h3", 1)):
-            lone.hear(sample(host, number, 0.0, epoch))
+            lone.accept_sample(sample(host, number, 0.0, epoch))
         lone.service.run_round()
     assert lone.epochs() == [1] and store.latest_epoch() == 1
 
@@ -628,9 +633,9 @@ def test_one_host_cannot_fill_the_inbox_and_keeps_its_newest_samples(lone):
     Cloud(lone).collect(3)
     for number in range(4, 60):
         lone.now_s += 1.0
-        lone.hear(sample("h1", number, 0.0, 1, sent_s=lone.wall()))
+        lone.accept_sample(sample("h1", number, 0.0, 1, sent_s=lone.wall()))
     assert len(lone.service._inbox) == sample_inbox.WAITING_OF_A_HOST
-    lone.hear(sample("h2", 4, 0.0, 1))
+    lone.accept_sample(sample("h2", 4, 0.0, 1))
     lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 59
     assert lone.service.members[ids.HostId("h2")].last.number == 4
@@ -647,7 +652,7 @@ def test_replayed_samples_do_not_block_other_hosts(lone):
         for copy in recorded * 11:
             lone.service.accept_sample(copy)
         for host in ("h1", "h2", "h3"):
-            lone.hear(sample(host, number, 0.0, 1))
+            lone.accept_sample(sample(host, number, 0.0, 1))
         recorded.append(lone.enrolled.sealed(sample("h1", number, 0.0, 1)))
         lone.service.run_round()
         assert lone.service.members[ids.HostId("h1")].last.number == number
@@ -665,7 +670,7 @@ def test_replayed_samples_do_not_revive_a_silent_host(lone):
         for copy in recorded:
             lone.service.accept_sample(copy)
         for host in ("h1", "h2"):
-            lone.hear(sample(host, number, 0.0, 1))
+            lone.accept_sample(sample(host, number, 0.0, 1))
         lone.service.run_round()
     assert lone.service.members.list_live(lone.now_s) == ["h1", "h2"]
 
@@ -684,7 +689,7 @@ def test_samples_of_a_revoked_key_do_not_displace_those_of_the_new_one(lone):
         lone.service.accept_sample(
             signed_messages.sign_payload(newer, signing.SAMPLE, stolen, certificate)
         )
-    lone.hear(sample("h1", 4, 0.0, 1))
+    lone.accept_sample(sample("h1", 4, 0.0, 1))
     lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 4
 
@@ -726,10 +731,10 @@ def test_image_reports_survive_a_later_sample_in_the_round(lone, store):
     cloud.collect(2)
     image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
     lone.now_s += 2 * COLLECTION_S
-    told = sample("h1", 3, 0.0, 1)
+    reported = sample("h1", 3, 0.0, 1)
     held = {image_id: decision_messages.HeldImage(size_bytes=5)}
-    lone.hear(msgspec.structs.replace(told, images=held))
-    lone.hear(sample("h1", 4, 0.0, 1))
+    lone.accept_sample(msgspec.structs.replace(reported, images=held))
+    lone.accept_sample(sample("h1", 4, 0.0, 1))
     lone.service.run_round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
 
@@ -743,8 +748,8 @@ def test_boots_of_several_samples_in_a_round_are_all_recorded(lone, store):
         boot = boot_timeline.Timeline(
             image_id=IMAGE, instance_id=server_id, began_at_s=1.0, opened_s=0.0, slice_s=0.25
         )
-        told = sample("h1", 3 + number, 0.0, 1)
-        lone.hear(msgspec.structs.replace(told, boots=(boot,)))
+        reported = sample("h1", 3 + number, 0.0, 1)
+        lone.accept_sample(msgspec.structs.replace(reported, boots=(boot,)))
     lone.service.run_round()
     assert [[row.host for row in store.list_boots(one)] for one in servers] == [["h1"]] * 3
 
@@ -773,12 +778,12 @@ def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messa
 
 def speak(cloud: Cloud, one: Instance, host: str, task: decision_messages.ImageTask) -> None:
     """Let a host report a task in its next sample."""
-    told = decision_messages.TaskProgress(
+    reported = decision_messages.TaskProgress(
         request=task.request, kind=task.kind, state=decision_messages.TaskState.WAITING
     )
     said = sample(host, cloud.number + 1, 0.0, one.service.current.epoch)
-    images = {IMAGE: decision_messages.HeldImage(task=told)}
-    one.hear(msgspec.structs.replace(said, images=images))
+    images = {IMAGE: decision_messages.HeldImage(task=reported)}
+    one.accept_sample(msgspec.structs.replace(said, images=images))
 
 
 def test_task_is_resent_until_the_host_reports_it(lone, store):

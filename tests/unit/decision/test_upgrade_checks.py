@@ -116,8 +116,8 @@ def test_policies_in_json_are_a_failure(checks, conf, tmp_path):
 
 
 def test_agents_of_other_versions_and_hosts_without_certificates_are_named(checks, store, conf):
-    def health(told):
-        return decision_messages.HostHealth(version=told)
+    def health(reported):
+        return decision_messages.HostHealth(version=reported)
 
     samples.note(
         store,

@@ -65,7 +65,7 @@ class World:
         assert self.comparing.compare_image(image_id)
         return image_id
 
-    def told(self, image_id):
+    def reported(self, image_id):
         properties = self.images.get_image(image_id).properties
         return [properties.get(name) for name in NAMES]
 
@@ -90,9 +90,9 @@ def test_snapshots_of_a_chain_record_their_own_bytes(world):
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first, base_image_ref=first)
     third = world.add(data(1, 9, 8), second, base_image_ref=first)
-    assert world.told(first) == [None, None, None]
-    assert world.told(second) == [first, str(CHUNK), None]
-    assert world.told(third) == [second, str(CHUNK), None]
+    assert world.reported(first) == [None, None, None]
+    assert world.reported(second) == [first, str(CHUNK), None]
+    assert world.reported(third) == [second, str(CHUNK), None]
     assert world.counted("elsewhere") == 2
 
 
@@ -109,28 +109,28 @@ def test_nearest_existing_base_is_used(world):
     second = world.add(data(1, 9, 3), first)
     world.images.delete_artefact(second)
     third = world.add(data(1, 9, 8), second, base_image_ref=first)
-    assert world.told(third) == [first, str(2 * CHUNK), None]
+    assert world.reported(third) == [first, str(2 * CHUNK), None]
 
 
 def test_image_that_the_owner_may_not_read_is_no_base(world):
     secret = world.add(data(1, 2), owner=B)
     guess = world.add(data(1, 2), secret, base_image_ref=secret)
-    assert world.told(guess) == [None, None, None]
+    assert world.reported(guess) == [None, None, None]
     shared = world.add(data(1, 2), owner=B, visibility="shared")
-    assert world.told(world.add(data(1, 2), shared)) == [None, None, None]
+    assert world.reported(world.add(data(1, 2), shared)) == [None, None, None]
     world.images.shared_with[shared] = [A]
-    assert world.told(world.add(data(1, 2), shared)) == [shared, "0", None]
+    assert world.reported(world.add(data(1, 2), shared)) == [shared, "0", None]
 
 
 def test_properties_that_nova_copied_onto_a_snapshot_are_removed(world):
     first = world.add(data(1, 2))
     copied = dict(zip(NAMES, (first, "5", "7"), strict=True))
-    assert world.told(world.add(data(3, 4), **copied)) == [None, None, None]
+    assert world.reported(world.add(data(3, 4), **copied)) == [None, None, None]
 
 
 def test_base_without_a_chunk_map_gives_no_comparison(world):
     base = world.images.add(data(1), owner=A)["id"]
-    assert world.told(world.add(data(1), base)) == [None, None, None]
+    assert world.reported(world.add(data(1), base)) == [None, None, None]
 
 
 def test_files_are_deduplicated_at_the_configured_rate(stored, monkeypatch):
@@ -143,11 +143,11 @@ def test_files_are_deduplicated_at_the_configured_rate(stored, monkeypatch):
     monkeypatch.setattr(block_dedup, "share_blocks", share)
     base = stored.add(data(1, 2, 3))
     image = stored.add(data(1, 9, 3), base)
-    assert stored.told(image) == [base, str(CHUNK), "4096"]
+    assert stored.reported(image) == [base, str(CHUNK), "4096"]
     assert [one.length for one in asked] == [CHUNK, CHUNK]
     assert (stored.counted("shared"), stored.counters.shared_bytes._value.get()) == (1, 4096)
     stored.set_option("block_dedup_rate_mib_s", 0)
-    assert stored.told(stored.add(data(1, 8, 3), base))[2] is None
+    assert stored.reported(stored.add(data(1, 8, 3), base))[2] is None
     assert stored.counted("elsewhere") == 1
 
 
@@ -159,7 +159,7 @@ def test_unsupported_deduplication_is_logged_once_and_is_no_error(stored, monkey
     monkeypatch.setattr(block_dedup, "share_blocks", share)
     base = stored.add(data(1, 2, 3))
     for _ in range(3):
-        assert stored.told(stored.add(data(1, 9, 3), base)) == [base, str(CHUNK), None]
+        assert stored.reported(stored.add(data(1, 9, 3), base)) == [base, str(CHUNK), None]
     assert caplog.text.count("it cannot") == 1
     (stored.images.folder / base).unlink()
     stored.add(data(1, 7, 3), base)

@@ -19,7 +19,7 @@ class Decision:
     """The part of a decision service's API about boot images, on the loopback."""
 
     def __init__(self):
-        self.told, self.status = [], 202
+        self.reported, self.status = [], 202
         service = self
 
         class Handler(server.BaseHTTPRequestHandler):
@@ -28,7 +28,7 @@ class Decision:
                 image_id = self.path.split("/")[3]
                 answer = json.dumps({"image_id": image_id, "request": 1}).encode()
                 if service.status == 202:
-                    service.told.append((self.path, body))
+                    service.reported.append((self.path, body))
                 self.send_response(service.status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
@@ -78,13 +78,13 @@ def test_announcement_names_previous_images_and_visibility(images, decision, ahe
     images.add(DATA, name="web", owner="others", visibility="public", **OLD)
     ahead.announce(image_id(second))
     path = f"/v1/images/{second['id']}/prefetch-boot-image"
-    assert decision.told == [(path, {"previous_images": [first["id"]], "is_public": False})]
+    assert decision.reported == [(path, {"previous_images": [first["id"]], "is_public": False})]
 
 
 def test_public_image_without_predecessors_is_announced(images, decision, ahead):
     made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
     ahead.announce(image_id(made))
-    [(_, body)] = decision.told
+    [(_, body)] = decision.reported
     assert body == {"previous_images": [], "is_public": True}
 
 
@@ -94,7 +94,7 @@ def test_image_that_no_host_may_prefetch_is_not_announced(images, decision, ahea
     made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
     ahead.announce(image_id(made))
     ahead.announce(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
-    assert decision.told == []
+    assert decision.reported == []
 
 
 @pytest.mark.expect_log("new boot images cannot be announced")
@@ -104,11 +104,11 @@ def test_failed_announcement_is_sent_later_and_only_once(images, decision, ahead
     decision.status = status
     for one in made:
         ahead.announce(image_id(one))
-    assert decision.told == []
+    assert decision.reported == []
     decision.status = 202
     ahead.announce_pending()
     ahead.announce_pending()
-    assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made]
+    assert [path.split("/")[3] for path, _ in decision.reported] == [one["id"] for one in made]
 
 
 @pytest.mark.expect_log("new boot images cannot be announced")
@@ -120,4 +120,4 @@ def test_pending_announcements_are_limited(images, decision, listener_conf):
         ahead.announce(image_id(one))
     decision.status = 202
     ahead.announce_pending()
-    assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made[1:]]
+    assert [path.split("/")[3] for path, _ in decision.reported] == [one["id"] for one in made[1:]]

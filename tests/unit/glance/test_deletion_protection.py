@@ -98,11 +98,11 @@ def test_mark_is_removed_and_other_tags_stay():
     )
 
 
-def known(*images, at_s=0.0, marked_at_s=0.0, **told):
+def known(*images, at_s=0.0, marked_at_s=0.0, **reported):
     """Return a state with acstor's protection of images, and one list of needed images."""
     made = deletion_protection.ProtectionState()
     made.set_protected(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
-    made.set_needed(needed(**told), at_s)
+    made.set_needed(needed(**reported), at_s)
     return made
 
 
@@ -141,10 +141,10 @@ def test_image_that_acstor_may_not_protect_is_left_unchanged(image):
     assert made.images_to_check(9.0 + deletion_protection.UNNEEDED_S) == []
 
 
-def tell_until(made, from_s, until_s, **told):
+def tell_until(made, from_s, until_s, **reported):
     """Let no image be needed from a time on; return the images due at the end."""
     for at_s in (*range(int(from_s), int(until_s), 30), until_s):
-        made.set_needed(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
+        made.set_needed(needed(**{"now_s": at_s, "last_sample_s": at_s, **reported}), at_s)
     return made.images_to_check(until_s)
 
 
@@ -174,7 +174,7 @@ def test_protection_is_removed_after_the_image_was_unneeded_for_a_while():
 
 
 @pytest.mark.parametrize(
-    ("told", "marked_at_s", "is_due"),
+    ("reported", "marked_at_s", "is_due"),
     [
         ({}, 0.0, True),
         ({"last_sample_s": None}, 0.0, False),
@@ -187,10 +187,10 @@ def test_protection_is_removed_after_the_image_was_unneeded_for_a_while():
         ({"first_sample_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
     ],
 )
-def test_missing_samples_do_not_remove_protection(told, marked_at_s, is_due):
+def test_missing_samples_do_not_remove_protection(reported, marked_at_s, is_due):
     made = known(IMAGE, marked_at_s=marked_at_s)
     tell_until(made, 0.0, 199.0)
-    made.set_needed(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
+    made.set_needed(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **reported}), 200.0)
     assert made.images_to_check(200.0) == ([IMAGE] if is_due else [])
 
 
@@ -361,11 +361,11 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
         while later_s > 30.0:  # passes without work
             self.now_s += 30.0
             later_s -= 30.0
-            told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
-            self.guard.set_needed(told, self.now_s)
+            reported = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
+            self.guard.set_needed(reported, self.now_s)
         self.now_s += later_s
-        told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
-        self.guard.set_needed(told, self.now_s)
+        reported = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
+        self.guard.set_needed(reported, self.now_s)
         for image_id in self.guard.images_to_check(self.now_s):
             image = self.glance[image_id]
             before = deletion_protection.protection_of(image, BY)

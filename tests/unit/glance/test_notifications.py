@@ -67,12 +67,12 @@ def test_notifications_on_the_configured_topics_are_received(
         "[oslo_messaging_notifications]\ntopics = for-acstor\n"
     )
     conf = glance_options.conf(path)
-    heard = threading.Event()
+    received = threading.Event()
     seen: list[tuple[str, str]] = []
 
     def see(event: str, image_id: str) -> None:
         seen.append((event, image_id))
-        heard.set()
+        received.set()
 
     listening = notifications.NotificationListener(conf, see)
     listening.start()
@@ -84,7 +84,7 @@ def test_notifications_on_the_configured_topics_are_received(
         )
         for _ in range(50):  # it may not listen yet
             teller.info({}, "image.update", {"id": OTHER_ID})
-            if heard.wait(0.2):
+            if received.wait(0.2):
                 break
     finally:
         listening.stop()

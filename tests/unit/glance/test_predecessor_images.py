@@ -55,10 +55,10 @@ def prepare(images: memory_images.MemoryImages, conf: cfg.ConfigOpts) -> Any:
 def boot(made: boot_image_maker.BootImageMaker, image: dict[str, Any], *trace: int) -> bool:
     """Let a host record a boot, and make a boot image from it."""
     size = image["size"]
-    told = trace_message.BootTrace(
+    reported = trace_message.BootTrace(
         host="h1", image_id=image["id"], size_bytes=size, chunk_bytes=CHUNK, trace=trace
     )
-    return made.make_boot_image(made.add_trace(told))
+    return made.make_boot_image(made.add_trace(reported))
 
 
 def trace_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> list[int]:

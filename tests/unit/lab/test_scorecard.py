@@ -27,7 +27,7 @@ class Room:
     Second.
     """
 
-    def __init__(self, a, b, c, d, e, f, g, h, i, told: Callable[[], None]) -> None:
+    def __init__(self, a, b, c, d, e, f, g, h, i, reported: Callable[[], None]) -> None:
         self.made = "not a docstring"
 
     @property
@@ -136,10 +136,10 @@ def test_json_has_each_measure_with_its_former_value_and_target(
     root: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert scorecard.main(["--json", "--root", str(root)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["before"] == "2026-11-25"
-    assert told["measures"]["release notes"] == {"now": 1, "before": 207, "target": 1}
-    assert told["packages"]["acstor_b"] == {"code": 1, "comment": 0, "docstring": 0}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["before"] == "2026-11-25"
+    assert reported["measures"]["release notes"] == {"now": 1, "before": 207, "target": 1}
+    assert reported["packages"]["acstor_b"] == {"code": 1, "comment": 0, "docstring": 0}
 
 
 def test_table_has_a_row_for_each_measure_and_package(

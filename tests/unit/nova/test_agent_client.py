@@ -52,8 +52,8 @@ def test_replies_of_the_agent_are_returned(path, client):
 
 
 def test_progress_messages_are_skipped(path, client):
-    told = control_wire.encode(control_wire.Progress(1, 2)) * 3
-    answers = {control_wire.PreSeed: lambda r: told + scripted_agent.done({})(r)}
+    reported = control_wire.encode(control_wire.Progress(1, 2)) * 3
+    answers = {control_wire.PreSeed: lambda r: reported + scripted_agent.done({})(r)}
     with scripted_agent.running(path, answers):
         client.pre_seed(IMAGE, 30.0)
 

@@ -104,8 +104,8 @@ def nova(tmp_path, api):
 
 @pytest.fixture
 def agent(nova):
-    told = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "image_id": nova_backend.IMAGE}]
-    nova.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": told})
+    reported = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "image_id": nova_backend.IMAGE}]
+    nova.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": reported})
     nova.answers[control_wire.DropDisk] = scripted_agent.done({})
     with scripted_agent.running(nova.socket, nova.answers) as running:
         yield running
@@ -120,8 +120,8 @@ def base_of(made):
     said = subprocess.run(
         ["qemu-img", "info", "-U", "--output=json", made.path], check=True, capture_output=True
     )
-    told = json.loads(said.stdout)
-    return os.path.basename(told["full-backing-filename"]), told["virtual-size"]
+    reported = json.loads(said.stdout)
+    return os.path.basename(reported["full-backing-filename"]), reported["virtual-size"]
 
 
 def asked(agent, kind):

@@ -50,8 +50,10 @@ def test_attach_passes_glances_current_hash_even_with_an_existing_link(nova, age
     nova.spawn()
     nova.image["os_hash_value"] = "cd" * 64
     nova.spawn()
-    told = [one.os_hash_value for one in agent.asked if isinstance(one, control_wire.AttachImage)]
-    assert told == ["ab" * 64, "cd" * 64]
+    reported = [
+        one.os_hash_value for one in agent.asked if isinstance(one, control_wire.AttachImage)
+    ]
+    assert reported == ["ab" * 64, "cd" * 64]
     nova.image = None  # without Glance a cached image still boots
     nova.spawn()
     assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)

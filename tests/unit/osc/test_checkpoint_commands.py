@@ -83,7 +83,7 @@ def waits(monkeypatch, look_again):
 
 def test_wait_ends_with_a_checkpoint_begun_after_the_request(run, bus, two, store, monkeypatch):
     """Number 3 was in progress at the request; a checkpoint of another host does not count."""
-    bus.heard, looks = {"number": 3}, []
+    bus.reply_fields, looks = {"number": 3}, []
 
     def look_again(_seconds):
         looks.append(1)
@@ -97,14 +97,14 @@ def test_wait_ends_with_a_checkpoint_begun_after_the_request(run, bus, two, stor
 
 
 def test_refused_checkpoint_is_not_waited_for(run, bus, monkeypatch):
-    bus.heard = {"why": "it has no interval"}
+    bus.reply_fields = {"why": "it has no interval"}
     waits(monkeypatch, lambda _seconds: pytest.fail("it waits"))
     with pytest.raises(exceptions.CommandError, match="h1: it has no interval"):
         run(checkpoint.CreateCheckpoint, "web", "--wait")
 
 
 def test_wait_for_a_checkpoint_times_out(run, bus, two, monkeypatch):
-    bus.heard = {"number": 2}
+    bus.reply_fields = {"number": 2}
     waits(monkeypatch, lambda _seconds: None)
     with pytest.raises(exceptions.CommandError, match="checkpoint list --server"):
         run(checkpoint.CreateCheckpoint, "web", "--wait", "--timeout", "0.05")

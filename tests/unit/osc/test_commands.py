@@ -138,7 +138,7 @@ def agents(store, bus, monkeypatch):
 
 def hold(store, hosts=None, task=None, **fields) -> None:
     """Let hosts, or all of them, report the image."""
-    told = {
+    reported = {
         "size_bytes": 1 << 20,
         "cached_bytes": 1 << 20,
         "missing_bytes": 0,
@@ -148,7 +148,7 @@ def hold(store, hosts=None, task=None, **fields) -> None:
         "task": task,
         **fields,
     }
-    held = decision_messages.decode(told, decision_messages.HeldImage)
+    held = decision_messages.decode(reported, decision_messages.HeldImage)
     names = [f"h{n:04}" for n in range(3)] if hosts is None else hosts
     samples.note(
         store,
@@ -201,9 +201,9 @@ def test_allow_names_the_trusted_key_and_user(
 ):
     shown = fields(run(host.AllowHost, "h9"))
     assert shown["trusts"].startswith("the next request for this name: any key, of any user")
-    told = fields(run(host.AllowHost, "h9", "--fingerprint", "AB:" * 31 + "AB", "--user", "u9"))
-    assert told["trusts"] == "the key of --fingerprint, of user u9"
-    assert told["enrolment"].machine_readable()["fingerprint"] == "ab" * 32
+    reported = fields(run(host.AllowHost, "h9", "--fingerprint", "AB:" * 31 + "AB", "--user", "u9"))
+    assert reported["trusts"] == "the key of --fingerprint, of user u9"
+    assert reported["enrolment"].machine_readable()["fingerprint"] == "ab" * 32
     rows = {row["Host"]: row for row in table(run(host.ListHost))}
     assert (rows["h9"]["Waiting Key"], rows["h0001"]["Waiting Key"]) == ("ab" * 32, "")
 
@@ -461,7 +461,7 @@ def test_hydrate_deadline_is_a_duration_or_a_time(run, store, bus, capsys):
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "words"),
     [
         (OWNED, "nothing: its host has the image fully cached and pinned"),
         ({**OWNED, "is_shared": True}, "other hosts, any one of which may fail"),
@@ -487,12 +487,12 @@ def test_hydrate_deadline_is_a_duration_or_a_time(run, store, bus, capsys):
         (None, "unknown: its host does not report"),
     ],
 )
-def test_server_is_shown_with_what_it_depends_on(told, words, run, store, glance):
+def test_server_is_shown_with_what_it_depends_on(reported, words, run, store, glance):
     glance.add(IMAGE)
-    hold(store, fill=told)
+    hold(store, fill=reported)
     shown = fields(run(server.ShowServer, "web"))
     assert words in shown["depends_on"] and "{why}" not in shown["depends_on"]
-    assert (shown["fill"].machine_readable() or {}).get("state") == (told or {}).get("state")
+    assert (shown["fill"].machine_readable() or {}).get("state") == (reported or {}).get("state")
 
 
 def test_server_on_a_dead_mount_is_shown(run, store, glance):
@@ -554,7 +554,7 @@ def test_pre_seed_of_an_aggregate_with_too_many_hosts_is_refused(run, store, gla
     glance.add(IMAGE)
     found = [samples.sample(n, sent_s=time.time()) for n in range(aggregates.MAX_HOSTS + 1)]
     samples.note(store, *found)
-    sdk.aggregate_hosts = [told.host for told in found]
+    sdk.aggregate_hosts = [reported.host for reported in found]
     with pytest.raises(exceptions.CommandError, match="has 1001 hosts that send samples"):
         run(image.PreSeedImage, IMAGE, "--aggregate", "new")
     assert bus.tasks == []
@@ -658,7 +658,7 @@ BEGAN_AT_S = 1_800_000_000.25
 
 def tell_of_boot(store, number, **fields):
     """Let a host report the server's boot."""
-    told = boot_timeline.Timeline(
+    reported = boot_timeline.Timeline(
         image_id=IMAGE,
         instance_id=SERVER,
         began_at_s=BEGAN_AT_S,
@@ -670,22 +670,22 @@ def tell_of_boot(store, number, **fields):
         slice_s=20.0,
         **fields,
     )
-    samples.note(store, samples.sample(number, sent_s=time.time(), boots=(told,)))
+    samples.note(store, samples.sample(number, sent_s=time.time(), boots=(reported,)))
 
 
 def asked_of_nova(action, before_s, *events):
-    def told(at_s):
+    def reported(at_s):
         return datetime.datetime.fromtimestamp(at_s, datetime.UTC).replace(tzinfo=None).isoformat()
 
     return server_action.ServerAction(
         request_id=f"req-{action}-{before_s}",
         action=action,
-        start_time=told(int(BEGAN_AT_S - before_s)),
+        start_time=reported(int(BEGAN_AT_S - before_s)),
         events=[
             {
                 "event": event,
-                "start_time": told(int(BEGAN_AT_S - from_s)),
-                "finish_time": told(int(BEGAN_AT_S - to_s)) if to_s is not None else None,
+                "start_time": reported(int(BEGAN_AT_S - from_s)),
+                "finish_time": reported(int(BEGAN_AT_S - to_s)) if to_s is not None else None,
             }
             for event, from_s, to_s in events
         ],
@@ -714,9 +714,9 @@ def test_boot_timeline_begins_with_the_request_to_nova(run, store, sdk, capsys):
     assert re.search(r"until the last read +32\.25", shown)
     assert "From the boot image: 75.0 %" in shown
     run(server.ShowServerTimeline, "web", "--json")
-    told = json.loads(capsys.readouterr().out)
-    assert told["host"] == "h0001" and told["timeline"]["reads"] == 7
-    assert [event["what"] for event in told["nova"]] == ["start requested", "start_instance"]
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["host"] == "h0001" and reported["timeline"]["reads"] == 7
+    assert [event["what"] for event in reported["nova"]] == ["start requested", "start_instance"]
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_json_output_has_the_whole_status(run, store):
     api.note(store, api.sample(1, sent_s=LONG_AGO_S))
     status_, printed = run("--json")
     assert status_ == 2  # no samples arrive
-    told = json.loads(printed)
-    assert told["health"] == "error" and told["hosts"]["silent"] == 1
-    assert told["findings"][0]["code"] == "no-samples"
+    reported = json.loads(printed)
+    assert reported["health"] == "error" and reported["hosts"]["silent"] == 1
+    assert reported["findings"][0]["code"] == "no-samples"
 
 
 def test_human_readable_output_lists_findings_with_remedies(run, store, glance):

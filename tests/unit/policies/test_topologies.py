@@ -11,10 +11,10 @@ HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 def test_ring_gives_each_host_two_mutual_neighbours():
     for count in range(2, 9):
         hosts = HOSTS[:count]
-        told = {host: ring_view.on_ring(hosts, host, {}) for host in hosts}
-        for host, others in told.items():
+        reported = {host: ring_view.on_ring(hosts, host, {}) for host in hosts}
+        for host, others in reported.items():
             assert len(others) == min(2, count - 1) and host not in others
-            assert all(host in told[other] for other in others)
+            assert all(host in reported[other] for other in others)
     assert ring_view.on_ring(HOSTS, "h3", {}) == ("h4", "h2")
 
 

@@ -18,7 +18,7 @@ SMALL = gain_estimate.CloudParameters(hosts=8, image_gb=0.1, store_gbit=1.0, boo
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, html_report.StrategyResult]:
+def reported() -> dict[str, html_report.StrategyResult]:
     results = {
         policy: gain_estimate.simulate(SMALL, policy) for policy in gain_estimate.POLICY_TITLES
     }
@@ -44,9 +44,9 @@ class Links(html.parser.HTMLParser):
 
 
 def test_nova_copies_the_image_to_each_host_before_it_boots(
-    told: dict[str, html_report.StrategyResult],
+    reported: dict[str, html_report.StrategyResult],
 ) -> None:
-    nova = told["nova"].estimate
+    nova = reported["nova"].estimate
     assert nova.storage_gb == pytest.approx(8 * 0.1, rel=0.01)
     least_s = 8 * 0.1 * 8 / gain_estimate.PAYLOAD - simulation.GUESTS_START_WITHIN_S
     assert nova.first_s[-1] >= least_s, "all of them over 1 Gbit/s"
@@ -54,9 +54,9 @@ def test_nova_copies_the_image_to_each_host_before_it_boots(
 
 
 def test_acstor_reads_the_store_about_once_and_no_guest_waits_for_a_copy(
-    told: dict[str, html_report.StrategyResult],
+    reported: dict[str, html_report.StrategyResult],
 ) -> None:
-    acstor, alone, nova = (told[policy].estimate for policy in ("today", "alone", "nova"))
+    acstor, alone, nova = (reported[policy].estimate for policy in ("today", "alone", "nova"))
     assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map_bytes / gain_estimate.GB
     assert acstor.storage_gb < alone.storage_gb / 4
     assert acstor.first_s[-1] < 1 < nova.first_s[0]
@@ -65,18 +65,18 @@ def test_acstor_reads_the_store_about_once_and_no_guest_waits_for_a_copy(
 
 
 def test_each_host_has_the_complete_image_at_the_end(
-    told: dict[str, html_report.StrategyResult],
+    reported: dict[str, html_report.StrategyResult],
 ) -> None:
-    results = {policy: one.result for policy, one in told.items()}
+    results = {policy: one.result for policy, one in reported.items()}
     assert [len(results[policy].whole_s) for policy in gain_estimate.POLICY_TITLES] == [0, 8, 8]
     assert all(result.used == (1, 2, 8) for result in results.values())
     assert all(result.unbooted == 0 for result in results.values())
 
 
 def test_no_link_exceeds_its_rate_in_its_busiest_second(
-    told: dict[str, html_report.StrategyResult],
+    reported: dict[str, html_report.StrategyResult],
 ) -> None:
-    for one in told.values():
+    for one in reported.values():
         assert one.result.storage_peak <= SMALL.shape.storage_rate * 1.000001
         assert one.result.uplink_peak <= SMALL.shape.edge_rate * 0.7 * 1.000001
         assert sum(one.result.storage_rates) <= one.result.storage_bytes * 1.000001
@@ -95,9 +95,9 @@ def test_server_that_does_not_boot_in_time_is_reported() -> None:
 
 
 def test_page_has_numbers_pictures_and_limits_without_external_resources(
-    told: dict[str, html_report.StrategyResult],
+    reported: dict[str, html_report.StrategyResult],
 ) -> None:
-    text = html_report.make_page(SMALL, list(told.values()))
+    text = html_report.make_page(SMALL, list(reported.values()))
     seen = Links()
     seen.feed(text)
     assert {"table", "svg", "ul"} <= seen.tags
@@ -105,7 +105,7 @@ def test_page_has_numbers_pictures_and_limits_without_external_resources(
     for line in (*html_report.ASSUMPTIONS, *html_report.LIMITS, html_report.cache_size_text(SMALL)):
         assert html_report.html.escape(line) in text
     for name, cells in (
-        *html_report.result_rows(list(told.values())),
+        *html_report.result_rows(list(reported.values())),
         *html_report.validation_rows(),
     ):
         assert all(html_report.html.escape(cell) in text for cell in (name, *cells))

@@ -85,7 +85,7 @@ def test_outer_home_requests_only_from_the_storage() -> None:
         assert home_of(of.ring, cid, upstream) == upstream
 
 
-def tell(
+def report_full_link(
     of: ring_tables.TrafficTable, busy: int, times: int, first: int = 1
 ) -> list[hash_ring.Ring]:
     """Let one host report a full link; return the published tables."""
@@ -106,7 +106,7 @@ def tell(
 
 def test_printed_rules_give_the_vnodes_of_equation_1() -> None:
     table = ring_tables.PrintedTable(TREE, collections.defaultdict(Empty), 2.0)
-    [made] = tell(table, busy=3, times=4)
+    [made] = report_full_link(table, busy=3, times=4)
     exact = vnode_counts.equation_1(
         {host: 1.0 if n == 3 else 0.1 for n, host in enumerate(table.hosts)}, 2.0
     )
@@ -125,5 +125,5 @@ def test_printed_rules_use_no_groups_and_keep_requests_below_busy_switches() -> 
             for rack in range(TREE.shape.pods * TREE.shape.racks)
         ],
     )
-    [made, _] = tell(table, busy=-1, times=3)  # then one of longer segments
+    [made, _] = report_full_link(table, busy=-1, times=3)  # then one of longer segments
     assert (made.threshold, made.outer_threshold, table.remaps) == (1, None, 0)

@@ -58,18 +58,18 @@ def refuse(found: peer_requests.PeerRequests, pending: Any, ref: Any) -> None:
     found._refuse(pending, failure.Failure.MISSING)
 
 
-def ask_nobody(*_: Any) -> list[Any]:
+def no_upstreams(*_: Any) -> list[Any]:
     return []
 
 
 RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "a home answers who asks": (peer_requests.PeerRequests, "_process", refuse),
-    "who proves to know a CID gets it": (
+    "a home answers requesters": (peer_requests.PeerRequests, "_process", refuse),
+    "a proof of the CID authorizes": (
         authorization.hmac,
         "compare_digest",
         lambda *proofs: False,
     ),
-    "homes ask those of wider groups": (placement, "upstreams", ask_nobody),
+    "homes request from wider groups": (placement, "upstreams", no_upstreams),
 }
 
 
@@ -94,19 +94,21 @@ def test_simulated_hosts_handle_every_action_of_the_core() -> None:
 
 
 def test_host_advertises_its_chunks_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[actions.ForwardAnnouncement] = []
+    received: list[actions.ForwardAnnouncement] = []
     monkeypatch.setattr(
-        cloud.SimulatedHost, "_forward_announcement", lambda host, told: heard.append(told)
+        cloud.SimulatedHost,
+        "_forward_announcement",
+        lambda host, reported: received.append(reported),
     )
     world = make_world()
     first, *_ = world.hosts.values()
     read_all(world, first)
-    assert {told.host for told in heard} >= {first.name}
-    heard.clear()
+    assert {reported.host for reported in received} >= {first.name}
+    received.clear()
     monkeypatch.setattr(announcements.Announcements, "announce_chunks", lambda *_: None)
     world = make_world()
     read_all(world, world.hosts[first.name])
-    assert not heard
+    assert not received
 
 
 def test_prefetch_of_neighbours_chunks_grows_with_its_hits() -> None:
@@ -127,14 +129,14 @@ def test_failed_prefetch_is_requested_again_for_a_guest() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
     second.attach_image(IMAGE)
-    told = one_machine.announced(*IMAGE.chunks)
+    reported = one_machine.announced(*IMAGE.chunks)
     second.run_actions(
-        second.core.announcement_received(world.now, first.name, told, [], [])
+        second.core.announcement_received(world.now, first.name, reported, [], [])
     )  # a false advertisement
     world.agenda.run(5.0)
     [prefetching] = second.images.values()
     assert (prefetching.prefetched, prefetching.states.in_flight) == (0, 0)
-    assert second.core.counters.denied
+    assert second.core.counters.false_announcements
     read_all(world, second)
 
 
@@ -157,7 +159,7 @@ def test_sender_of_wrong_bytes_is_backed_off_and_the_chunk_read_elsewhere() -> N
         for answer in answers
     ]
     read_all(world, reader)
-    assert reader.core.counters.invalid
+    assert reader.core.counters.invalid_chunks
     assert liar.name in reader.core.context.peers.list_backoffs(reader.core.context.now)
     assert all(data == cid for cid, data in reader.cache.items())
 
@@ -167,7 +169,7 @@ def test_unreachable_host_is_skipped() -> None:
     reader, lost, *_ = world.hosts.values()
     del world.hosts[lost.name]
     read_all(world, reader)
-    assert reader.core.counters.fallbacks and reader.core.counters.backoffs
+    assert reader.core.counters.failovers and reader.core.counters.backoffs
 
 
 def test_timers_are_late_by_the_lag_at_most_and_never_early(
@@ -228,5 +230,5 @@ def test_baselines_use_only_features_of_the_papers(policy: str) -> None:
     read_all(world, other)
     counters = [host.core.counters for host in world.hosts.values()]
     assert sum(found.hedges + found.referrals + found.accepted for found in counters) == 0
-    assert sum(found.source_firsts for found in counters) == 0
+    assert sum(found.source_preferred for found in counters) == 0
     assert (world.counts.peer > 0) == (policy == "collaborative")

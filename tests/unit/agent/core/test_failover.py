@@ -66,7 +66,7 @@ class World:
             *(self.failover, pieces(count, "key", self.has_copies)),
             *(deadline_s, to_ask(self.failover, "key", self.now, rng.random() < 0.3)),
         )
-        told, tries, waiting = {}, {}, {}  # by attempt: the end of its pause
+        reported, tries, waiting = {}, {}, {}  # by attempt: the end of its pause
         failures = {}
         while True:
             if (attempt := request.next_attempt(self.now)) is not None:
@@ -76,18 +76,18 @@ class World:
             if request.is_over:
                 break
             self.now += rng.choice([0.0, 0.1, 3.0])
-            self._step(request, rng.choice(list(waiting)), waiting, told, tries, failures)
+            self._step(request, rng.choice(list(waiting)), waiting, reported, tries, failures)
         failures.update(request.list_failures())
         request.close()
-        assert sorted([*told, *failures]) == list(range(count))
+        assert sorted([*reported, *failures]) == list(range(count))
         assert all(n < failover.ATTEMPTS for n in tries.values())
         assert tries.get(self.failover.copies, 0) == 0
         assert self.has_copies or self.failover.copies not in tries
         for source in (*self.failover.sources, self.failover.copies):
             assert source.breaker._waiting == 0 and not source.is_hedged
-        return told, failures
+        return reported, failures
 
-    def _step(self, request, attempt, waiting, told, tries, failures):
+    def _step(self, request, attempt, waiting, reported, tries, failures):
         """Advance one attempt: it begins, reports some pieces, ends, or is cancelled."""
         if waiting[attempt] is not None:
             if waiting[attempt] > self.now:
@@ -105,10 +105,10 @@ class World:
             numbers = attempt.numbers
             answers = [(at, self.outcome(attempt.source, numbers[at])) for at in some]
             for number, outcome in request.record_outcomes(attempt, answers, self.now):
-                assert number not in told and number not in failures
+                assert number not in reported and number not in failures
                 if isinstance(outcome, bytes):
                     assert outcome == b"%d" % number
-                    told[number] = outcome
+                    reported[number] = outcome
                 else:
                     assert attempt.source is self.failover.copies
                     failures[number] = outcome
@@ -167,8 +167,8 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
         failures.update(request.final_failures(attempt))
         found = copies if attempt.source is known.copies else outcomes
         while request.begin_attempt(attempt):
-            told = [(at, found[number]) for at, number in enumerate(attempt.numbers)]
-            for one in told:
+            reported = [(at, found[number]) for at, number in enumerate(attempt.numbers)]
+            for one in reported:
                 final = request.record_outcomes(attempt, [one], 0.0)
                 failures.update((n, why) for n, why in final if not isinstance(why, bytes))
             if request.attempt_ended(attempt, 0.0) is None:

@@ -55,8 +55,8 @@ def test_irrelevant_difference_is_ignored(change):
 
 def test_extended_flags_count_only_with_init_ext():
     without = FIELDS[FLAGS] & ~(1 << 30)
-    told, made = reply(flags=without), reply(flags=without, more=4)
-    assert fuse_init.differences(told, made) == []
+    reported, made = reply(flags=without), reply(flags=without, more=4)
+    assert fuse_init.differences(reported, made) == []
 
 
 def test_refused_and_damaged_replies_are_distinguished():
@@ -67,8 +67,8 @@ def test_refused_and_damaged_replies_are_distinguished():
 
 
 def test_repeated_offer_is_limited_to_the_agreed_flags():
-    told = reply(flags=FIELDS[FLAGS] & ~0x8, more=0x101)
-    cut = fuse_init.offer_again(REQUEST, told)
+    reported = reply(flags=FIELDS[FLAGS] & ~0x8, more=0x101)
+    cut = fuse_init.offer_again(REQUEST, reported)
     _, _, read_ahead, flags, more = struct.unpack_from("<IIIII", cut, 40)
     assert (read_ahead, flags, more) == (131072, FIELDS[FLAGS] & ~0x8 & 0x73FFFFFB, 0x101)
     assert (len(cut), cut[:52]) == (len(REQUEST), REQUEST[:52])

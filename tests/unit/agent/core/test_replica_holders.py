@@ -21,8 +21,8 @@ def image(number: int) -> ids.ImageId:
 X, Y = image(1), image(2)
 
 
-def leases_in(told) -> dict[str, dict[str, int]]:
-    return {host: {one.image_id: one.lease_s for one in keep.leases} for host, keep in told}
+def leases_in(reported) -> dict[str, dict[str, int]]:
+    return {host: {one.image_id: one.lease_s for one in keep.leases} for host, keep in reported}
 
 
 def kept(share_of=X, left=0, total=100, state=KEPT, epoch=7) -> replica_messages.ReplicaReport:
@@ -72,8 +72,8 @@ def test_leases_to_many_hosts_are_sent_in_batches_and_less_often():
     keepers = replica_holders.ReplicaHolders()
     hosts = [ids.HostId(f"h{number}") for number in range(1000)]
     keepers.set_images(hosts, [X], now_s=0.0)
-    told = [host for _ in range(63) for host, _ in keepers.take_due(0.0)]
-    assert len(told) == 1000 == len(set(told)) and keepers.every_s == 250
+    reported = [host for _ in range(63) for host, _ in keepers.take_due(0.0)]
+    assert len(reported) == 1000 == len(set(reported)) and keepers.every_s == 250
 
 
 def test_leases_for_a_host_are_bounded():
@@ -88,14 +88,14 @@ def test_leases_for_a_host_are_bounded():
 
 
 def test_revocations_are_repeated_while_leases_are_at_the_limit():
-    keepers, told = replica_holders.ReplicaHolders(), []
+    keepers, reported = replica_holders.ReplicaHolders(), []
     for number in range(20):
         used = [image(one) for one in range(number, number + 256)]
         keepers.set_images([H2], used, now_s=100.0 * number)
         while due := keepers.take_due(100.0 * number):
-            told += [one.image_id for _, keep in due for one in keep.leases if not one.lease_s]
+            reported += [one.image_id for _, keep in due for one in keep.leases if not one.lease_s]
             assert all(len(keep.leases) <= replica_messages.MAX_REQUESTS for _, keep in due)
-    assert told.count(image(0)) == told.count(image(10)) == replica_holders.TAKEN_BACK_TIMES
+    assert reported.count(image(0)) == reported.count(image(10)) == replica_holders.TAKEN_BACK_TIMES
     assert len(keepers._requested[H2]) <= 256 + replica_holders.TAKEN_BACK_TIMES
 
 
@@ -104,11 +104,11 @@ def test_every_host_gets_its_turn_while_images_keep_changing():
         replica_holders.ReplicaHolders(),
         [ids.HostId(f"h{number}") for number in range(40)],
     )
-    told = set()
+    reported = set()
     for number in range(3):
         keepers.set_images(hosts, [image(number)], now_s=float(number))
-        told.update(host for host, _ in keepers.take_due(float(number)))
-    assert told == set(hosts)
+        reported.update(host for host, _ in keepers.take_due(float(number)))
+    assert reported == set(hosts)
 
 
 def test_image_beyond_the_lease_limit_is_reported_as_crowded():

@@ -19,7 +19,7 @@ def test_lease_expires_unless_renewed():
     assert leases.grant_lease(H3, image(1), 50, now_s=0)
     leases.grant_lease(H2, image(1), 100, now_s=60)
     leases.end_expired(now_s=101)
-    assert leases.hosts_of(image(1)) == [H2] and leases.until_s(image(1)) == 160
+    assert leases.hosts_of(image(1)) == [H2] and leases.expires_s(image(1)) == 160
     leases.end_expired(now_s=160)
     assert image(1) not in leases and not leases.hosts_of(image(1))
 
@@ -27,13 +27,13 @@ def test_lease_expires_unless_renewed():
 def test_no_lease_is_longer_than_a_day():
     leases = replica_leases.Leases()
     leases.grant_lease(H2, image(1), 10**18, now_s=5)
-    assert leases.until_s(image(1)) == 5 + 24 * 3600
+    assert leases.expires_s(image(1)) == 5 + 24 * 3600
 
 
 def test_leases_of_one_host_are_bounded():
     leases = replica_leases.Leases()
-    told = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
-    assert told.count(True) == replica_leases.IMAGES_OF_HOST == len(leases)
+    reported = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
+    assert reported.count(True) == replica_leases.MAX_IMAGES_PER_HOST == len(leases)
     assert leases.grant_lease(H3, image(299), 100, 0)  # other hosts may still ask
     assert leases.grant_lease(H2, image(0), 100, 1)  # the host may still renew its leases
     assert leases.grant_lease(H2, image(0), 0, 2) and leases.grant_lease(H2, image(298), 100, 3)
@@ -41,9 +41,9 @@ def test_leases_of_one_host_are_bounded():
 
 def test_leases_of_all_hosts_are_bounded():
     leases = replica_leases.Leases()
-    for number in range(5 * replica_leases.IMAGES):
+    for number in range(5 * replica_leases.MAX_IMAGES):
         leases.grant_lease(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
-    assert len(leases) == replica_leases.IMAGES
+    assert len(leases) == replica_leases.MAX_IMAGES
     leases.end_expired(now_s=100)
     assert len(leases) == 0 and leases.grant_lease(H2, image(1), 1, 100)
 
@@ -58,13 +58,13 @@ def test_thousand_hosts_may_lease_the_same_images():
 
 def test_hosts_that_fill_the_lease_table_are_displaced_by_others():
     leases, bad = replica_leases.Leases(), [ids.HostId(f"bad{number}") for number in range(8)]
-    for number in range(replica_leases.IMAGES):
+    for number in range(replica_leases.MAX_IMAGES):
         for host in (bad[number // 256], bad[4 + number // 256]):  # two hosts for each image
             assert leases.grant_lease(host, image(number), 1000, 0)
     honest = [ids.HostId(f"h{number}") for number in range(100)]
     for number, host in enumerate(honest):
         assert leases.grant_lease(host, image(5000 + number), 1000, 1)
-    assert len(leases) == replica_leases.IMAGES
+    assert len(leases) == replica_leases.MAX_IMAGES
     for number in range(300):  # the displaced hosts ask again
         leases.grant_lease(bad[0], image(9000 + number), 1000, 2)
     assert all(leases.has_lease(host, image(5000 + at)) for at, host in enumerate(honest))
@@ -74,14 +74,14 @@ def test_hosts_that_fill_the_lease_table_are_displaced_by_others():
 
 def test_restored_lease_is_charged_to_the_host_that_renews_it():
     leases = replica_leases.Leases()
-    for number in range(replica_leases.IMAGES):
-        assert leases.grant_lease(replica_leases.FORMER, image(number), 1000, 0)
-    assert leases.grant_lease(H2, image(replica_leases.IMAGES - 1), 1000, 1)
+    for number in range(replica_leases.MAX_IMAGES):
+        assert leases.grant_lease(replica_leases.FORMER_HOSTS, image(number), 1000, 0)
+    assert leases.grant_lease(H2, image(replica_leases.MAX_IMAGES - 1), 1000, 1)
     for number in range(2000, 2300):
         leases.grant_lease(H3, image(number), 1000, 2)
     assert (
-        leases.has_lease(H2, image(replica_leases.IMAGES - 1))
-        and len(leases) == replica_leases.IMAGES
+        leases.has_lease(H2, image(replica_leases.MAX_IMAGES - 1))
+        and len(leases) == replica_leases.MAX_IMAGES
     )
 
 

@@ -142,7 +142,7 @@ def test_timeline_of_very_many_reads_is_small():
     for number in range(100_000):
         at_s = number / 200
         read(recorder, at_s, at_s + 0.001, *((via, 1 << 40) for via in Via), offset=1 << 60)
-    told = boot_timeline.Timeline(
+    reported = boot_timeline.Timeline(
         image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
         began_at_s=1.8e9,
         opened_s=0.0,
@@ -153,6 +153,6 @@ def test_timeline_of_very_many_reads_is_small():
         slices=recorder.time_slices(),
         longest=recorder.longest_reads(OPENED_S),
     )
-    raw = msgspec.json.encode(told)
+    raw = msgspec.json.encode(reported)
     assert len(raw) < 20_000
-    assert msgspec.json.decode(raw, type=boot_timeline.Timeline) == told
+    assert msgspec.json.decode(raw, type=boot_timeline.Timeline) == reported

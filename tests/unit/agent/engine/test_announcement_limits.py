@@ -37,8 +37,8 @@ def test_number_of_remembered_peers_is_bounded():
 
 def test_clock_that_jumps_back_gives_no_allowance():
     listens = announcements.AnnouncementLimits(token_buckets.Rate(10.0, 20.0), peers=10)
-    heard = [listens.admit_chunks("h1", 20, now) for now in (1000.0, 0.0, 1000.0, 1001.0)]
-    assert heard == [20, 0, 0, 10]
+    received = [listens.admit_chunks("h1", 20, now) for now in (1000.0, 0.0, 1000.0, 1001.0)]
+    assert received == [20, 0, 0, 10]
 
 
 def test_penalized_peer_is_ignored_until_its_allowance_refills():

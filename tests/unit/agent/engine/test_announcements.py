@@ -56,7 +56,7 @@ def backoff(machine, name):
     assert machine.core.context.peers.is_in_backoff(ids.HostId(name), machine.now)
 
 
-def tells(machine, seconds=0.2):
+def announced_to(machine, seconds=0.2):
     """Return the announcements of the next seconds by host: held, evicted, evictable."""
     machine.wait(seconds)
     return {tell.host: tell[1:4] for tell in machine.got(actions.SendAnnouncement)}
@@ -92,18 +92,20 @@ def test_forgotten_host_holds_only_what_it_announces_again():
     assert known.holders_of_chunk(REF) == [host(1)] and known.holders_of_chunk(*numbered(8)) == []
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("told", "taken_back", "denied")))))
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("announced", "withdrawn", "denied"))))
+)
 def test_holders_are_the_latest_announcers_that_did_not_withdraw(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), []
     for n, what in says:
-        if what == "told":
+        if what == "announced":
             known.add_holder(host(n), [SEVEN])
         elif what == "denied":
             assert known.record_denial(host(n), REF) == (n in right)
         else:
             known.remove_holder(host(n), [SEVEN])
         right = [m for m in right if m != n]
-        if what == "told":
+        if what == "announced":
             right = [*right, n][-location_index.HOLDERS :]
         assert known.holders_of_chunk(REF) == [host(m) for m in right]
 
@@ -142,8 +144,8 @@ def test_each_announced_oid_costs_one_lookup_per_attached_image():
     many = one_machine.Machine(topology=topologies.all_hosts, attached=range(999))
     for found in (few, many):
         found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
-    assert few.core.counters.accepted == 10_000
-    assert 15 < many.core.counters.accepted < 30
+    assert few.core.counters.accepted_announcements == 10_000
+    assert 15 < many.core.counters.accepted_announcements < 30
 
 
 def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):
@@ -151,7 +153,7 @@ def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):
     machine.announcement_received(H5, [], announced(*numbered(*range(100, 30_000))), [])
     machine.announcement_received(H5, [], [SEVEN], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == [H5]
-    assert machine.core.counters.ignored == 29_900 + 2 - 20_000
+    assert machine.core.counters.ignored_announcements == 29_900 + 2 - 20_000
     machine.wait(1.0)
     machine.announcement_received(H5, [], [SEVEN], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == []
@@ -169,7 +171,7 @@ def test_host_that_denies_chunks_it_announced_is_soon_ignored():
             machine.request_chunks([one], Priority.ADVERTISED, (turn, one.oid))
             machine.peer_refused(H5, [(machine.attempt().number, failure.Failure.MISSING)])
     assert 20_000 / 17 - 200 <= asked <= 20_000 / 17 + 200  # each costs one, and 16 for the denial
-    assert machine.core.counters.denied == asked
+    assert machine.core.counters.false_announcements == asked
     machine.wait(2.0)
     machine.announcement_received(H5, [SEVEN], [], [])
     assert machine.core.context.locations.holders_of_chunk(REF) == [H5]  # but not forever
@@ -182,58 +184,60 @@ def test_announcements_are_batched_and_skip_providers_and_announcers(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     machine.chunks_stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.SendAnnouncement)
-    told = tells(machine)
-    assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
-    assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
+    reported = announced_to(machine)
+    assert reported.pop("h2") == reported.pop("h3") == (announced(chunk(2)), (), ())
+    assert len(reported) == 5 and set(reported.values()) == {
+        (announced(chunk(1), chunk(2)), (), ())
+    }
     machine.chunks_stored([arrived(1), arrived(2)])
-    assert not tells(machine)  # nothing twice
+    assert not announced_to(machine)  # nothing twice
 
 
 def test_eviction_is_sent_to_hosts_that_got_the_announcement(machine):
     machine.chunks_stored([arrived(1, H2)])
-    tells(machine)
-    machine.chunk_evicted([chunk(1).cid])
-    told = tells(machine)
-    assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
+    announced_to(machine)
+    machine.chunks_evicted([chunk(1).cid])
+    reported = announced_to(machine)
+    assert "h2" not in reported and set(reported.values()) == {((), announced(chunk(1)), ())}
 
 
 def test_record_of_announced_chunks_is_bounded_and_drops_the_oldest():
     machine = one_machine.Machine(2, topology=topologies.all_hosts)
-    told = machine.core.context.announcements._announced
+    reported = machine.core.context.announcements._announced
     for first in range(0, 2 * announcements.REMEMBERED_CHUNKS, 512):
         refs = numbered(*range(first + 1, first + 513))
         machine.core.context.announcements.announce_chunks(refs, None, machine.now)
-        assert len(told) <= announcements.REMEMBERED_CHUNKS
-    assert ids.Oid(1) not in told and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in told
+        assert len(reported) <= announcements.REMEMBERED_CHUNKS
+    assert ids.Oid(1) not in reported and ids.Oid(2 * announcements.REMEMBERED_CHUNKS) in reported
 
 
 def test_eviction_is_sent_to_a_neighbour_that_joined_later(machine):
     machine.chunks_stored([arrived(1, H2)])
-    tells(machine)
+    announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    machine.chunk_evicted([chunk(1).cid])
-    told = tells(machine)
-    assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
+    machine.chunks_evicted([chunk(1).cid])
+    reported = announced_to(machine)
+    assert "h2" not in reported and reported["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_changes_undone_before_they_are_sent_are_not_announced(machine):
     machine.chunks_stored([arrived(1)])
-    machine.chunk_evicted([chunk(1).cid])
-    assert not tells(machine)
+    machine.chunks_evicted([chunk(1).cid])
+    assert not announced_to(machine)
     machine.chunks_stored([arrived(1)])
-    tells(machine)
-    machine.chunk_evicted([chunk(1).cid])
+    announced_to(machine)
+    machine.chunks_evicted([chunk(1).cid])
     machine.chunks_stored([arrived(1)])
-    assert not tells(machine)
+    assert not announced_to(machine)
 
 
 def test_chunk_is_not_announced_to_a_host_that_announces_it_meanwhile(machine):
     machine.chunks_stored([arrived(1)])
     machine.announcement_received(H3, announced(chunk(1)), [], [])
-    told = tells(machine)
-    assert "h3" not in told and len(told) == 6
-    machine.chunk_evicted([chunk(1).cid])
-    assert "h3" not in tells(machine)
+    reported = announced_to(machine)
+    assert "h3" not in reported and len(reported) == 6
+    machine.chunks_evicted([chunk(1).cid])
+    assert "h3" not in announced_to(machine)
 
 
 def test_full_announcement_is_sent_at_once(machine):
@@ -241,37 +245,40 @@ def test_full_announcement_is_sent_at_once(machine):
     assert {len(tell.held) for tell in machine.got(actions.SendAnnouncement)} == {
         announcements.BATCH_CHUNKS
     }
-    assert {len(here) for here, _, _ in tells(machine).values()} == {1}
+    assert {len(here) for here, _, _ in announced_to(machine).values()} == {1}
 
 
 def test_new_neighbour_gets_the_latest_announcements(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
-    tells(machine)
+    announced_to(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {"h9"} and [len(t.held) for t in told] == [512, 88]
+    reported = machine.got(actions.SendAnnouncement)
+    assert {tell.host for tell in reported} == {"h9"} and [len(t.held) for t in reported] == [
+        512,
+        88,
+    ]
 
 
 def test_lost_announcements_are_repeated_once_after_a_delay(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
-    tells(machine)
+    announced_to(machine)
     for _ in range(3):  # one call for each message
         machine.announcement_lost(H2)
-    assert not tells(machine, announcements.REPEAT_FIRST_S - 0.1)
+    assert not announced_to(machine, announcements.REPEAT_FIRST_S - 0.1)
     machine.wait(0.2)
-    told = machine.got(actions.SendAnnouncement)
-    assert {tell.host for tell in told} == {H2} and [len(t.held) for t in told] == [512, 88]
-    assert not tells(machine, 10 * announcements.REPEAT_FIRST_S)
+    reported = machine.got(actions.SendAnnouncement)
+    assert {tell.host for tell in reported} == {H2} and [len(t.held) for t in reported] == [512, 88]
+    assert not announced_to(machine, 10 * announcements.REPEAT_FIRST_S)
 
 
 def test_repeats_to_an_unreachable_neighbour_back_off_exponentially(machine):
     machine.chunks_stored([arrived(1)])
-    tells(machine)
+    announced_to(machine)
 
     def waited_s():
         began_s = machine.now
         machine.announcement_lost(H2)
-        while not tells(machine, 0.5):
+        while not announced_to(machine, 0.5):
             assert machine.now < began_s + 100
         return machine.now - began_s
 
@@ -282,18 +289,18 @@ def test_repeats_to_an_unreachable_neighbour_back_off_exponentially(machine):
 
 def test_announcement_is_not_repeated_to_a_host_that_is_no_neighbour(machine):
     machine.chunks_stored([arrived(1)])
-    tells(machine)
+    announced_to(machine)
     machine.announcement_lost(ids.HostId("h9"))
     machine.announcement_lost(ids.HostId("h8"))
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert not tells(machine, 2 * announcements.REPEAT_FIRST_S)
+    assert not announced_to(machine, 2 * announcements.REPEAT_FIRST_S)
 
 
 def test_first_neighbour_gets_chunks_stored_before_it_joined():
     machine = one_machine.Machine(1, topology=topologies.all_hosts)
     machine.chunks_stored([arrived(1), arrived(2)])
-    machine.chunk_evicted([chunk(2).cid])
-    assert not tells(machine)
+    machine.chunks_evicted([chunk(2).cid])
+    assert not announced_to(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
     assert [(tell.host, tell.held) for tell in machine.got(actions.SendAnnouncement)] == [
         ("h2", announced(chunk(1)))
@@ -303,8 +310,8 @@ def test_first_neighbour_gets_chunks_stored_before_it_joined():
 def test_host_in_backoff_gets_no_announcements(machine):
     backoff(machine, "h5")
     machine.chunks_stored([arrived(7)])
-    told = tells(machine)
-    assert "h5" not in told and len(told) == 6
+    reported = announced_to(machine)
+    assert "h5" not in reported and len(reported) == 6
 
 
 def test_host_in_backoff_or_off_the_table_gets_no_hints(machine):
@@ -312,7 +319,7 @@ def test_host_in_backoff_or_off_the_table_gets_no_hints(machine):
         machine.core.context.announcements.hint_eviction(ids.HostId(name), REF)
     backoff(machine, "h5")
     machine.table_changed(one_machine.table(7, epoch=2), None)
-    assert tells(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
+    assert announced_to(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
     assert not machine.core.context.announcements.hints
 
 
@@ -328,12 +335,12 @@ def test_hints_are_bounded_and_sent_in_batches():
     for oid in range(600):
         waiting.hint_eviction(H2, *numbered(oid))
     waiting.withdraw_hint(H2, *numbered(599))
-    told = []
+    reported = []
     while waiting.hints:
         machine.wait(announcements.HINT_EVERY_S)
         assert len(machine.got(actions.SendAnnouncement)) <= announcements.HINTED_AT_A_TIME
-        told += machine.got(actions.SendAnnouncement)
-    assert [len(tell.evictable) for tell in told if tell.host == H2] == [
+        reported += machine.got(actions.SendAnnouncement)
+    assert [len(tell.evictable) for tell in reported if tell.host == H2] == [
         announcements.BATCH_CHUNKS,
         87,
     ]

@@ -57,7 +57,7 @@ def test_peer_is_judged_by_its_worst_refusal_of_an_event(machine):
     machine.peer_refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
     [alone] = machine.got(actions.ReportBackoff)
     assert alone.for_s > peer_state.INVALID_BACKOFF_S / 2
-    assert machine.core.counters.invalid == 1
+    assert machine.core.counters.invalid_chunks == 1
 
 
 def test_trickling_responses_extend_the_timeout_at_most_fourfold(machine):

@@ -54,8 +54,8 @@ def test_batch_is_one_request_per_home_and_completes_once(machine):
     if own:
         for number, found in machine.core.context.source_reads._ranges.copy().items():
             offsets = [(n, read.first_ref.offset) for n, read in found.reads.items()]
-            told = [(n, data_of(offset // one_machine.CHUNK)) for n, offset in offsets]
-            machine.source_read_progressed(number, told)
+            reported = [(n, data_of(offset // one_machine.CHUNK)) for n, offset in offsets]
+            machine.source_read_progressed(number, reported)
     (done,) = machine.completes()
     assert done.token == "a guest" and done.failure is None
     assert done.chunks == [data_of(n) for n in numbers]
@@ -197,7 +197,7 @@ def test_chunk_is_requested_from_acting_homes_source_then_other_owners(machine):
         asked.append((attempt.host, attempt.mode))
         machine.peer_refused(attempt.host, [(attempt.number, Failure.MISSING)])
     assert asked[2:] == [(owners[2], Mode.HELD), (owners[3], Mode.HELD)]
-    assert [told.token for told in machine.got(actions.ReportStall)] == ["a guest"]
+    assert [reported.token for reported in machine.got(actions.ReportStall)] == ["a guest"]
     machine.wait(0.2)  # it is retried
     assert machine.got(actions.RequestChunks) or machine.got(actions.ReadSource)
 
@@ -353,10 +353,10 @@ def test_background_fetches_are_limited_and_stop_without_cache_room():
     machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, 1)
     assert len(machine.asks()["h2"]) == 3
     attempts = machine.got(actions.RequestChunks)[0].attempts
-    machine.room_changed(False)
+    machine.cache_space_changed(False)
     give(machine, attempts[0], numbers[0])
     assert not machine.got(actions.RequestChunks)
-    machine.room_changed(True)
+    machine.cache_space_changed(True)
     assert len(machine.asks()["h2"]) == 1
     request(machine, numbers[7])
     assert machine.asks() == {"h2": [(numbers[7], Mode.HOME)]}

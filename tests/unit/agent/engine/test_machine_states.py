@@ -152,11 +152,11 @@ class Machine(stateful.RuleBasedStateMachine):
         cid = one_machine.chunk(number).cid
         if cid in self.machine.cache:
             self.machine.cache.discard(cid)
-            self.do(self.machine.chunk_evicted([cid]))
+            self.do(self.machine.chunks_evicted([cid]))
 
     @stateful.rule(has_room=st.booleans())
     def room(self, has_room):
-        self.do(self.machine.room_changed(has_room))
+        self.do(self.machine.cache_space_changed(has_room))
 
     @stateful.rule()
     def is_mended(self):
@@ -223,8 +223,8 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(data=st.data(), why=st.sampled_from((None, None, *FAILURES)))
     def source_answers(self, data, why):
         number = data.draw(st.sampled_from(sorted(self.reads)))
-        told = data.draw(st.sets(st.sampled_from(sorted(self.reads[number]))))
-        chunks = {index: self.reads[number].pop(index) for index in told}
+        reported = data.draw(st.sets(st.sampled_from(sorted(self.reads[number]))))
+        chunks = {index: self.reads[number].pop(index) for index in reported}
         if why is None:
             given = [(n, one_machine.data_of(w.offset // CHUNK)) for n, w in chunks.items()]
         else:
@@ -270,8 +270,10 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(host=st.sampled_from(PEERS), numbers=st.lists(st.integers(0, CHUNKS - 1)))
     def peer_tells(self, host, numbers):
-        told = one_machine.announced(*map(one_machine.chunk, numbers))
-        self.do(self.machine.announcement_received(host, told[::2], told[1::2], told[::3]))
+        reported = one_machine.announced(*map(one_machine.chunk, numbers))
+        self.do(
+            self.machine.announcement_received(host, reported[::2], reported[1::2], reported[::3])
+        )
 
     @stateful.rule(hosts=st.lists(st.sampled_from(PEERS)))
     def answers_arrive(self, hosts):
@@ -299,7 +301,7 @@ class Machine(stateful.RuleBasedStateMachine):
         """All reads complete once peers and the source respond correctly."""
         if not hasattr(self, "machine"):
             return
-        self.do(self.machine.room_changed(True))
+        self.do(self.machine.cache_space_changed(True))
         end_s = self.machine.now + 900
         while self.waiting and self.machine.now < end_s:
             for (host, number), attempt in list(self.asked.items()):

@@ -137,7 +137,7 @@ def test_hanging_read_of_one_image_does_not_affect_another():
     machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
     assert machine.completes() and machine.got(actions.CancelSourceRead)
     machine.chunks_stored(machine.got(actions.Store)[0].runs)
-    machine.chunk_evicted([chunk(number).cid])
+    machine.chunks_evicted([chunk(number).cid])
     machine.request_chunks([chunk(number, MINE)], P.GUEST, "mine")
     (read,) = machine.got(actions.ReadSource)
     assert read.image_id == MINE

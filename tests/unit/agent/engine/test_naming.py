@@ -115,5 +115,5 @@ def test_home_hints_eviction_to_the_oldest_holders_over_the_copy_limit():
         machine.ask_me(host, machine.request(number, host, Mode.HOME_ONLY))
     machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it needs the chunk again
     machine.wait(5.1)
-    told = {tell.host: tell.evictable for tell in machine.got(actions.SendAnnouncement)}
-    assert told == dict.fromkeys(("h2", "h4"), announced(chunk(number)))
+    reported = {tell.host: tell.evictable for tell in machine.got(actions.SendAnnouncement)}
+    assert reported == dict.fromkeys(("h2", "h4"), announced(chunk(number)))

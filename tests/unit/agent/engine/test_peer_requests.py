@@ -294,7 +294,7 @@ def test_waiting_peer_gets_keepalives(machine):
     machine.peer_cancelled("h3", [number + 1])
     machine.wait(12.0)
     alive = machine.got(actions.SendKeepalives)
-    assert 2 <= len(alive) <= 4 and all(told.connections == ["h2"] for told in alive)
+    assert 2 <= len(alive) <= 4 and all(reported.connections == ["h2"] for reported in alive)
     machine.peer_disconnected("h2")
     machine.wait(1.0)
     machine.wait(60.0)

@@ -233,10 +233,10 @@ def test_busy_response_counts_as_a_failure_only_from_a_home():
             machine.peer_refused(H2, [(attempt.number, F.BUSY)])
     book = machine.core.context.peers
     assert book.try_acquire(H2, machine.now) and not book.backoffs
-    assert machine.core.counters.fallbacks == 0
+    assert machine.core.counters.failovers == 0
     machine.request_chunks([chunk(n) for n in others], P.GUEST, "a guest")
     asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts if a.host == H3]
     for attempt in asked:
         machine.peer_refused(H3, [(attempt.number, F.BUSY)])
     assert len(asked) == len(others) and book.is_in_backoff(H3, machine.now)
-    assert machine.core.counters.fallbacks >= len(others)
+    assert machine.core.counters.failovers >= len(others)

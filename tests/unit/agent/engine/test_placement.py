@@ -73,12 +73,12 @@ def test_pod_home_asks_the_cloud_home_unless_it_is_the_same_host():
 
 def test_outer_home_is_the_home_of_its_own_group_for_any_share():
     of = table(threshold=1, outer=2, policies={"s/p1": location_policies.LocationPolicy(10)})
-    givers = [placement.outer_home(of, "h3", oid) for oid in OIDS]
-    for oid, giver in zip(OIDS, givers, strict=True):
-        assert placement.home(of, giver, oid) == giver
-        assert placement.outer_home(of, "h1", oid) == giver
-        assert placement.upstreams(of, None, giver, oid) == []
-    assert 0.02 < sum(giver in ("h1", "h2") for giver in givers) / len(OIDS) < 0.2
+    senders = [placement.outer_home(of, "h3", oid) for oid in OIDS]
+    for oid, sender in zip(OIDS, senders, strict=True):
+        assert placement.home(of, sender, oid) == sender
+        assert placement.outer_home(of, "h1", oid) == sender
+        assert placement.upstreams(of, None, sender, oid) == []
+    assert 0.02 < sum(sender in ("h1", "h2") for sender in senders) / len(OIDS) < 0.2
 
 
 def test_golden_table_with_locations_yields_the_committed_homes():

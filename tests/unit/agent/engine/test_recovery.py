@@ -167,7 +167,7 @@ class Scene:
 
     def drain(self):
         """Answer all outstanding requests and reads, as far as possible."""
-        self.feed("room_changed", True)
+        self.feed("cache_space_changed", True)
         for _ in range(60):
             self.peers_answer()
             self.source_answers()
@@ -180,7 +180,7 @@ class Scene:
         """Return the state that remains in the engine; empty if there is none."""
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
-        uplink, lanes = requests.uploads, waiters.prefetch_limits
+        uplink, prefetches = requests.uploads, waiters.prefetch_limits
         receivers = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
             for one in requests.links.receivers.values()
@@ -191,21 +191,22 @@ class Scene:
         counts = {
             "transfers": len(context.transfers),
             "waiters": len(waiters),
-            "who was never told": len(self.waiting),
+            "readers without a reply": len(self.waiting),
             "kept": len(context.kept),
             "unwanted": len(context.transfers.unwanted),
             "reads": len(context.source_reads)
             + len(context.source_reads._ranges)
             + len(context.source_reads._held),
             "retries": len(waiters.retries) + waiters.retries.due.length,
-            "places of searches": waiters.lookups._free_slots - 4,
-            "lanes": lanes.in_flight + len(lanes),
-            "lanes' places": sum(lanes._left.values()) - sum(lanes._limits.values()),
+            "free lookup slots": waiters.lookups._free_slots - 4,
+            "prefetches": prefetches.in_flight + len(prefetches),
+            "free prefetch slots": sum(prefetches._left.values())
+            - sum(prefetches._limits.values()),
             "requests": len(requests) + len(self.requests),
-            "places of answers": uplink.used + uplink._watched + len(uplink),
+            "upload slots": uplink.used + uplink._watched + len(uplink),
             "of receivers": sum(map(sum, receivers)),
             "owed by peers": len(owed),
-            "lines": sum(peer.queue.length for peer in context.peers.list_peers()),
+            "queued requests": sum(peer.queue.length for peer in context.peers.list_peers()),
         }
         return {what: count for what, count in counts.items() if count}
 
@@ -241,7 +242,7 @@ def guests(scene):
     scene.wait(0.4)
 
 
-def nobody_has_it(scene):
+def missing_everywhere(scene):
     """Chunks that the source lacks, and chunks that it cannot deliver for a while."""
     scene.request("gone", range(4), within_s=20.0)
     for _ in range(6):
@@ -273,7 +274,7 @@ def peers(scene):
     scene.peers_answer()
     scene.feed("cache_read_failed", PEERS[0], 1)
     scene.feed("answers_delivered", PEERS[:2])
-    scene.feed("chunk_evicted", [chunk(0).cid])
+    scene.feed("chunks_evicted", [chunk(0).cid])
     scene.machine.cache.discard(chunk(0).cid)
     scene.feed("answers_delivered", PEERS)
     scene.ask_me(PEERS[4], 20, 21)
@@ -315,7 +316,7 @@ def play(story, at, is_always_mended=False):
     return scene
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+@pytest.mark.parametrize("story", [guests, missing_everywhere, peers, in_step])
 def test_fault_at_any_call_leaves_no_state_behind(story):
     whole = play(story, 0)
     assert not whole.left() and not whole.failed
@@ -326,7 +327,7 @@ def test_fault_at_any_call_leaves_no_state_behind(story):
         assert len(scene.answered) == len(set(scene.answered))
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
+@pytest.mark.parametrize("story", [guests, missing_everywhere, peers, in_step])
 def test_recovery_without_a_fault_ends_no_request(story):
     scene = play(story, 0, is_always_mended=True)
     assert not scene.left()

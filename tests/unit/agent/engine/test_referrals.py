@@ -41,9 +41,9 @@ def tree_of(known, hosts, direct=2):
     """Let hosts ask in this order, the first served directly; return the referral of each other."""
     parents = {}
     for number, requester in enumerate(hosts):
-        told = () if number < direct else known.referrals_for(REF, requester, PEER)
-        if told:
-            parents[requester] = told[0]
+        reported = () if number < direct else known.referrals_for(REF, requester, PEER)
+        if reported:
+            parents[requester] = reported[0]
         else:
             known.record_served([REF], requester, PEER)
     return parents
@@ -81,9 +81,9 @@ def test_referrals_spread_load_over_hosts():
     sent = collections.Counter()
     for oid in range(200):
         for n in range(16):
-            told = known.referrals_for(numbered(oid), host(n), PEER) if n > 1 else ()
-            if told:
-                sent[told[0]] += 1
+            reported = known.referrals_for(numbered(oid), host(n), PEER) if n > 1 else ()
+            if reported:
+                sent[reported[0]] += 1
             else:
                 known.record_served([numbered(oid)], host(n), PEER)
     assert max(sent.values()) < 2.5 * sum(sent.values()) / 16
@@ -112,18 +112,18 @@ def test_packed_tree_agrees_with_a_reference_model(asks):
     for n in range(301):
         known._keys.key_of(host(n))
     for n, is_given in asks:
-        told = () if is_given else known.referrals_for(REF, host(n), PEER)
+        reported = () if is_given else known.referrals_for(REF, host(n), PEER)
         if n in order:
-            assert told == ()
+            assert reported == ()
         elif not is_given:
             able = [m for m in order if below[m] < referrals.FAN_OUT]
-            assert bool(told) == bool(able) and all(t in map(host, able) for t in told)
-            assert len(told) == min(len(able), referrals.CHOICE)
-        if told:
-            below[int(told[0][1:])] += 1
+            assert bool(reported) == bool(able) and all(t in map(host, able) for t in reported)
+            assert len(reported) == min(len(able), referrals.CHOICE)
+        if reported:
+            below[int(reported[0][1:])] += 1
         if is_given:
             known.record_served([REF], host(n), PEER)
-        if is_given or told:
+        if is_given or reported:
             if n in order:
                 order.remove(n)
             order.append(n)
@@ -132,17 +132,17 @@ def test_packed_tree_agrees_with_a_reference_model(asks):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=300), st.integers(1, 5))
 def test_surplus_copies_are_reported_once_least_recent_requester_first(asks, limit):
-    known, last, told = make(), {}, set()
+    known, last, reported = make(), {}, set()
     for at, n in enumerate(asks):
         known.record_served([REF], host(n), PEER)
         last[host(n)] = at
-        told.discard(host(n))
+        reported.discard(host(n))
         surplus = known.take_surplus(REF, limit)
-        keeping = [h for h in last if h not in told]
+        keeping = [h for h in last if h not in reported]
         assert (surplus is not None) == (len(keeping) > limit)
         if surplus is not None:
             assert surplus == min(keeping, key=last.__getitem__)
-            told.add(surplus)
+            reported.add(surplus)
 
 
 # Segments
@@ -160,8 +160,8 @@ def segment(name=7, length=LENGTH):
 def test_referral_names_only_hosts_that_got_that_chunk():
     known, some = make(), segment()
     known.record_served(some[:2], host(1), PEER)
-    told = [known.referrals_for(ref, host(2), PEER) for ref in some]
-    assert told == [(host(1),), (host(1),), (), ()]
+    reported = [known.referrals_for(ref, host(2), PEER) for ref in some]
+    assert reported == [(host(1),), (host(1),), (), ()]
     assert [known.referrals_for(ref, host(2), PEER) for ref in some] == [()] * LENGTH
 
 
@@ -178,8 +178,8 @@ def test_chunk_of_a_host_keeps_the_priority_of_its_first_request():
         known.record_served([ref], host(1), asked)
         known.record_served([ref], host(1), PEER)
     for requester, asked in enumerate((PEER, READAHEAD, PREFETCH), start=2):
-        told = [known.referrals_for(ref, host(requester), asked) for ref in some[:3]]
-        assert [bool(hosts) for hosts in told] == [requester > at for at in (1, 2, 3)]
+        reported = [known.referrals_for(ref, host(requester), asked) for ref in some[:3]]
+        assert [bool(hosts) for hosts in reported] == [requester > at for at in (1, 2, 3)]
 
 
 @given(
@@ -194,17 +194,19 @@ def test_each_chunk_has_a_tree_of_the_hosts_that_have_it(asks):
     for now, (n, bits, is_given) in enumerate(asks):
         wanted = [(ref, times) for ref, times in zip(some, had_at, strict=True) if ref.bit & bits]
         for ref, times in wanted:
-            told = () if is_given else known.referrals_for(ref, host(n), PEER)
-            assert all(times[one] < now for one in told)
-            assert host(n) not in told and not (told and host(n) in times)
-            children[told[:1], ref.bit] += 1
-            if told:
+            reported = () if is_given else known.referrals_for(ref, host(n), PEER)
+            assert all(times[one] < now for one in reported)
+            assert host(n) not in reported and not (reported and host(n) in times)
+            children[reported[:1], ref.bit] += 1
+            if reported:
                 times[host(n)] = now
         if is_given:
             known.record_served([ref for ref, _ in wanted], host(n), PEER)
             for _, times in wanted:
                 times.setdefault(host(n), now)
-    assert all(not told or count <= referrals.FAN_OUT for (told, _), count in children.items())
+    assert all(
+        not reported or count <= referrals.FAN_OUT for (reported, _), count in children.items()
+    )
 
 
 @given(

@@ -216,8 +216,8 @@ def test_source_is_retried_for_the_failed_part_of_a_run(machine):
     numbers = chunks_of(machine, "h1", 6)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
-    told = [(n, data_of(numbers[n]) if n % 2 else F.UNREACHABLE) for n in range(6)]
-    machine.source_read_progressed(read.number, told)
+    reported = [(n, data_of(numbers[n]) if n % 2 else F.UNREACHABLE) for n in range(6)]
+    machine.source_read_progressed(read.number, reported)
     done = machine.play(
         5.0,
         peer=lambda host, attempt: F.MISSING,
@@ -239,7 +239,7 @@ def test_lost_connection_redirects_a_run_once(machine):
     machine.connection_lost(H2, attempt.connection)
     [ask] = machine.got(actions.RequestChunks)
     assert ask.host != "h2" and [len(one.refs) for one in ask.attempts] == [8]
-    assert machine.core.counters.fallbacks == 8
+    assert machine.core.counters.failovers == 8
     assert not machine.core.context.peers.get_or_create(H2).pending
 
 
@@ -306,8 +306,8 @@ class Player:
     def tell(self):
         of, some = self._some(self.read)
         fails = self.rng.random() < 0.2
-        told = [(n, F.UNREACHABLE if fails else data_of(self.read[of, n])) for n in some]
-        self.machine.source_read_progressed(of, told)
+        reported = [(n, F.UNREACHABLE if fails else data_of(self.read[of, n])) for n in some]
+        self.machine.source_read_progressed(of, reported)
         for index in some:
             del self.read[of, index]
 

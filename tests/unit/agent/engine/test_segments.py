@@ -139,7 +139,7 @@ def arrived(refs, giver=None):
     return actions.ArrivedRun(tuple(refs), tuple(ref.key for ref in refs), (b"",) * len(refs), *how)
 
 
-def tells(machine):
+def announced_to(machine):
     """Return the next announcements by host."""
     machine.wait(announcements.DELAY_S + 0.1)
     return {tell.host: tell for tell in machine.got(actions.SendAnnouncement)}
@@ -156,21 +156,21 @@ def not_at_home(machine):
 def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     some = in_segments(range(8, 16))
     machine.chunks_stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
-    told = tells(machine)
+    reported = announced_to(machine)
     first, second = some[0].ring_position, some[4].ring_position
-    assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
-    assert told[H2].held == ((first, 0b0011), (second, 0b1111))
-    machine.chunk_evicted([some[1].cid, some[3].cid])
-    told = tells(machine)
-    assert (told[H2].evicted, told[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
+    assert reported[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
+    assert reported[H2].held == ((first, 0b0011), (second, 0b1111))
+    machine.chunks_evicted([some[1].cid, some[3].cid])
+    reported = announced_to(machine)
+    assert (reported[H2].evicted, reported[H3].evicted) == (((first, 0b0010),), ((first, 0b1010),))
 
 
 def test_neighbour_gets_no_announcement_of_chunks_it_announced(machine):
     some = in_segments(range(8, 12))
     machine.chunks_stored([arrived(some)])
     machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
-    told = tells(machine)
-    assert told[H3].held == announced(some[3]) and told[H2].held == announced(*some)
+    reported = announced_to(machine)
+    assert reported[H3].held == announced(some[3]) and reported[H2].held == announced(*some)
 
 
 def test_holder_is_asked_for_the_chunks_that_it_announced(machine):
@@ -189,13 +189,13 @@ def test_holder_that_denies_a_chunk_stays_holder_of_the_others(machine):
     machine.request_chunks(some[:1], priority.Priority.ADVERTISED, "ahead")
     machine.peer_refused(H3, [(machine.attempt().number, failure.Failure.MISSING)])
     holders = [machine.core.context.locations.holders_of_chunk(ref) for ref in some]
-    assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.denied == 1
+    assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.false_announcements == 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_announcements_with_another_segment_length_are_ignored(machine, length):
     machine.announcement_received(H3, announced(*in_segments(range(8, 12))), [], [], length)
-    assert machine.core.counters.ignored == 4 and not machine.last
+    assert machine.core.counters.ignored_announcements == 4 and not machine.last
     assert not len(machine.core.context.locations)
 
 
@@ -208,22 +208,27 @@ def test_new_segment_length_clears_locations_and_hints(machine):
     machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=2), machine.table)
     assert not len(machine.core.context.locations)
     machine.chunks_stored([arrived(some)])  # they were asked for before
-    told = tells(machine)
-    assert told[H3].held == announced(*some[:2]) and told[H3].segment_chunks == 2
+    reported = announced_to(machine)
+    assert reported[H3].held == announced(*some[:2]) and reported[H3].segment_chunks == 2
     assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
 
 
 def test_announcement_allowance_counts_chunks_not_segments(machine):
-    told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
-    machine.announcement_received(H3, told, [], [], LENGTH)
-    assert machine.core.counters.accepted == 20_000 and machine.core.counters.ignored == 16_000
+    reported = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
+    machine.announcement_received(H3, reported, [], [], LENGTH)
+    assert (
+        machine.core.counters.accepted_announcements == 20_000
+        and machine.core.counters.ignored_announcements == 16_000
+    )
     assert len(machine.core.context.locations) == 5_000
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(("told", "taken_back", "denied")), st.integers(1, 9), st.integers(1, 15)
+            st.sampled_from(("announced", "withdrawn", "denied")),
+            st.integers(1, 9),
+            st.integers(1, 15),
         )
     )
 )
@@ -232,11 +237,11 @@ def test_holders_of_each_chunk_are_its_latest_announcers(says):
     some = in_segments(range(LENGTH))
     for what, host, bits in says:
         name = ids.HostId(f"h{host}")
-        if what == "told":
+        if what == "announced":
             known.add_holder(name, [(some[0].ring_position, bits)])
             right[name] = right.pop(name, 0) | bits
             right = dict([*right.items()][-location_index.HOLDERS :])
-        elif what == "taken_back":
+        elif what == "withdrawn":
             known.remove_holder(name, [(some[0].ring_position, bits)])
             right[name] = right.get(name, 0) & ~bits
         else:

@@ -33,7 +33,7 @@ def wants_of(found):
     return [tuple(read.refs) for read in found]
 
 
-def told(reads, number, *indices):
+def reported(reads, number, *indices):
     """Let the source deliver chunks of a read; return the reads that end."""
     given = [(index, b"") for index in indices]
     return [read for read, _ in reads.end_answered(number, given, lambda what: None)]
@@ -164,7 +164,7 @@ def test_adjacent_queued_reads_are_merged_into_one_range(out):
         reads.read(chunks(number), P.READAHEAD, "image", 0.0)
     [first] = begun(out, reads)
     assert tuple(first.refs) == chunks(0, 1, 2, 3)
-    assert len(told(reads, first.number, 0, 1, 2, 3)) == 4
+    assert len(reported(reads, first.number, 0, 1, 2, 3)) == 4
     assert wants_of(begun(out, reads)) == [chunks(5)]
 
 
@@ -219,9 +219,9 @@ def test_slot_is_freed_when_its_range_ends_and_each_chunk_ends_once(out):
     found = [reads.read(chunks(n), P.GUEST, "image", 0.0) for n in range(4)]
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     (read,) = begun(out, reads)
-    assert told(reads, read.number, 2) == [found[2]]
-    assert told(reads, read.number, 2, 9) == []
-    assert told(reads, read.number + 1, 0) == [] and not begun(out, reads)
+    assert reported(reads, read.number, 2) == [found[2]]
+    assert reported(reads, read.number, 2, 9) == []
+    assert reported(reads, read.number + 1, 0) == [] and not begun(out, reads)
     assert reads.end_range(read.number) == [found[0], found[1], found[3]]
     assert reads.end_range(read.number) == []
     assert wants_of(begun(out, reads)) == [chunks(9)]
@@ -236,7 +236,7 @@ def test_range_is_cancelled_when_its_last_read_is_dropped(out):
     assert not out.take_all() and not begun(out, reads)
     reads.drop_read(second)
     assert out.take_all() == [actions.CancelSourceRead(read.number)]
-    assert not len(reads) and told(reads, read.number, 1) == []
+    assert not len(reads) and reported(reads, read.number, 1) == []
 
 
 def test_read_with_a_partial_response_is_split(out):
@@ -245,7 +245,7 @@ def test_read_with_a_partial_response_is_split(out):
     begun(out, reads)
     what = [(3, b""), (1, "no"), (3, b"again"), (0, b""), (1, b"late"), (0, "no")]
     ended = reads.end_answered(read.number, what, lambda one: one == "no")
-    assert [(one.refs, told) for one, told in ended] == [
+    assert [(one.refs, reported) for one, reported in ended] == [
         (chunks(0, 3), [b"", b""]),
         (chunks(1), ["no"]),
     ]

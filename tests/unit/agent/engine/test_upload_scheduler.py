@@ -236,7 +236,7 @@ def test_by_place_a_chunk_back_under_another_name_is_not_served():
     machine.cache.add(chunk(1).cid)
     machine.core.requests.uploads.slots.count = 0
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
-    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_evicted([chunk(1).cid])
     other = names.oid_of(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=other)])
     machine.core.requests.uploads.slots.count = 64

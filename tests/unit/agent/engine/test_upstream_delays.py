@@ -188,7 +188,7 @@ def read_both(machine, count, source_s, relay_s):
 def test_home_reads_a_near_source_rather_than_ask_over_the_wan():
     machine = sites()
     assert read_both(machine, 40, 0.001, 0.1) == 1 + upstream_delays.MIN_ANSWERS
-    assert machine.core.counters.source_firsts == 40 - 1 - upstream_delays.MIN_ANSWERS
+    assert machine.core.counters.source_preferred == 40 - 1 - upstream_delays.MIN_ANSWERS
 
 
 def test_home_with_an_equally_far_source_asks_over_the_wan():

@@ -302,7 +302,7 @@ def test_guests_ask_peers_first_if_source_first_is_disabled():
     for turn in range(8, 16):
         machine.request_chunks([chunk(numbers.pop())], P.GUEST, turn)
         assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
-    assert machine.core.counters.source_firsts == 0
+    assert machine.core.counters.source_preferred == 0
 
 
 def test_guests_read_the_source_first_if_peers_are_clearly_slower(machine):
@@ -314,7 +314,7 @@ def test_guests_read_the_source_first_if_peers_are_clearly_slower(machine):
             bool(machine.got(actions.ReadSource)) and not machine.got(actions.RequestChunks)
         )
     assert firsts.count(True) == 7  # one read still asks the peers
-    assert machine.core.counters.source_firsts == 7
+    assert machine.core.counters.source_preferred == 7
     machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead")
     assert machine.got(actions.RequestChunks)
 

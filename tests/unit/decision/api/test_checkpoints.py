@@ -151,15 +151,15 @@ def test_checkpoint_pruned_before_its_recovery_is_recorded_is_not_found(
 
 def test_recovery_protects_a_checkpoint_for_three_days(client, three, store):
     for ago_s, status in (
-        (checkpoint_queries.RECOVERY_S - 60, 409),
-        (checkpoint_queries.RECOVERY_S + 60, 200),
+        (checkpoint_queries.PROTECTION_S - 60, 409),
+        (checkpoint_queries.PROTECTION_S + 60, 200),
     ):
         store.record_recovery(checkpoint_id(1), time.time() - ago_s)
         assert client.post(f"{ONE}/delete").status_code == status
 
 
 def test_checkpoint_request_goes_to_the_host_of_the_server(client, bus, three):
-    bus.heard = {"number": 7}
+    bus.reply_fields = {"number": 7}
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == 202, answer.text
     request = answer.json["request"]
@@ -192,7 +192,7 @@ def test_impossible_checkpoint_request_is_refused_with_a_message(
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("reply", "why"),
     [
         ({"why": "it has no interval"}, "h1: it has no interval"),
         (None, "acstor-checkpointd of h1 does not answer"),
@@ -201,8 +201,8 @@ def test_impossible_checkpoint_request_is_refused_with_a_message(
         ({"number": -1}, "number"),
     ],
 )
-def test_host_that_declines_a_checkpoint_is_named_with_the_reason(client, bus, heard, why):
-    bus.heard = heard
+def test_host_that_declines_a_checkpoint_is_named_with_the_reason(client, bus, reply, why):
+    bus.reply_fields = reply
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == 409 and why in answer.json["error"]["message"]
 

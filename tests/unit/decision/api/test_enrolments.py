@@ -33,12 +33,12 @@ def test_host_gets_a_certificate_for_the_name_in_the_path(client, caplog):
     csr = certificates.request(ids.HostId("h9"), KEY)  # the name in the request is ignored
     answer = ask(client, csr=csr)
     assert answer.status_code == 200, answer.text
-    told = answer.json
-    ca = told["ca"].encode()
-    read = certificates.read_host_certificate(told["certificate"].encode(), ca)
-    assert read.host == "h1" and read.not_after_s == told["not_after"]
-    assert abs(told["now"] - time.time()) < 60
-    assert signing.read_public_keys(told["signers"].encode())
+    reported = answer.json
+    ca = reported["ca"].encode()
+    read = certificates.read_host_certificate(reported["certificate"].encode(), ca)
+    assert read.host == "h1" and read.not_after_s == reported["not_after"]
+    assert abs(reported["now"] - time.time()) < 60
+    assert signing.read_public_keys(reported["signers"].encode())
     assert "host h1: certificate for user agent-of-h1 at 127.0.0.1" in caplog.text
 
 
@@ -157,7 +157,7 @@ def test_operator_allows_one_key_and_one_user(client, store):
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user that never")
-@pytest.mark.parametrize("enrolment_limits", [Limits(unheard_per_user=2)])
+@pytest.mark.parametrize("enrolment_limits", [Limits(unseen_per_user=2)])
 def test_user_enrols_a_limited_number_of_unheard_hosts(client, store):
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200

@@ -62,8 +62,8 @@ def various(client, store):
     now_s = time.time()
     for number, location in enumerate(("pod1/rack1", "pod1/rack2", "pod10/rack1", "pod1")):
         total = decision_messages.TrafficBytes(5000 * (4 - number), 0)
-        told = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
-        conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **told))
+        reported = {"location": location, "total": total, "sent_s": 1.0 if number == 3 else now_s}
+        conftest.note(store, conftest.sample(number, cache_bytes=number % 2, **reported))
     client.post("/v1/hosts/h0009/allow")
     return store
 
@@ -165,7 +165,7 @@ def exchange(store, number, peers, **fields):
 def flows(client, query=""):
     found = client.get(f"/v1/traffic/peers{query}").json
     return found["hosts"], [
-        (flow["giver"], flow["receiver"], flow["bytes"]) for flow in found["flows"]
+        (flow["sender"], flow["receiver"], flow["bytes"]) for flow in found["flows"]
     ]
 
 

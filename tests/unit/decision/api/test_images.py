@@ -52,8 +52,8 @@ def hold(store, *images_of_hosts, **fields):
     conftest.note(
         store,
         *(
-            conftest.sample(n, sent_s=now_s, images=told, **fields)
-            for n, told in enumerate(images_of_hosts)
+            conftest.sample(n, sent_s=now_s, images=reported, **fields)
+            for n, reported in enumerate(images_of_hosts)
         ),
     )
 
@@ -89,12 +89,12 @@ def test_boot_state_is_shown_and_ignored_if_copied_from_another_image(client, gl
     glance.add(IMAGES[1], **said, acstor_state_of=IMAGES[0])  # a copy of the properties
     glance.add(IMAGES[2], acstor_boot_state="perhaps")
 
-    def told(image_id):
+    def reported(image_id):
         shown = client.get(f"/v1/images/{image_id}").json
         return shown["boot_state"], shown["boot_message"]
 
-    assert told(IMAGES[0]) == ("unbootable", "no boot loader")
-    assert told(IMAGES[1]) == told(IMAGES[2]) == (None, "")
+    assert reported(IMAGES[0]) == ("unbootable", "no boot loader")
+    assert reported(IMAGES[1]) == reported(IMAGES[2]) == (None, "")
 
 
 def test_image_is_shown_with_its_parents(client, glance):
@@ -102,15 +102,15 @@ def test_image_is_shown_with_its_parents(client, glance):
     glance.add(IMAGES[1], acstor_base=IMAGES[2], acstor_own_bytes="7")
     glance.add(IMAGES[2], acstor_base=IMAGES[3], acstor_state_of=IMAGES[4])  # a copy
 
-    def told(image_id):
+    def reported(image_id):
         shown = client.get(f"/v1/images/{image_id}").json
         return [shown[name] for name in ("parents", "depth", "own_bytes", "shared_bytes")]
 
-    assert told(IMAGES[0]) == [IMAGES[1:3], 2, 5, 0]
-    assert told(IMAGES[1]) == [[IMAGES[2]], 1, 7, None]
-    assert told(IMAGES[2]) == [[], 0, None, None]
+    assert reported(IMAGES[0]) == [IMAGES[1:3], 2, 5, 0]
+    assert reported(IMAGES[1]) == [[IMAGES[2]], 1, 7, None]
+    assert reported(IMAGES[2]) == [[], 0, None, None]
     del glance.shown[IMAGES[1]]  # deleted, or not visible to the user
-    assert told(IMAGES[0])[:2] == [[IMAGES[1]], 1]
+    assert reported(IMAGES[0])[:2] == [[IMAGES[1]], 1]
 
 
 def test_parents_are_bounded_when_the_chain_is_long_or_cyclic(client, glance):
@@ -167,14 +167,14 @@ def test_tenants_get_an_error_while_glance_is_away(open_to_tenants, store, glanc
 
 def test_hosts_of_an_image_are_listed_with_bytes_and_task_progress(client, store, glance):
     glance.add(IMAGES[0])
-    told = decision_messages.TaskProgress(
+    reported = decision_messages.TaskProgress(
         request=7,
         kind=decision_messages.TaskKind.PRE_SEED,
         state=decision_messages.TaskState.RUNNING,
         done=1,
         total=9,
     )
-    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: decision_messages.HeldImage(task=told)}, {})
+    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: decision_messages.HeldImage(task=reported)}, {})
     first, second = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
     assert (first["host"], first["cached_bytes"], first["task"]) == ("h0000", SIZE, None)
     assert (second["host"], second["cached_bytes"]) == ("h0001", None)
@@ -320,8 +320,8 @@ def test_tasks_are_recorded_for_each_target_host(client, store, glance, bus):
 def test_pre_seed_count_selects_the_least_busy_cold_hosts(client, store, glance, bus):
     glance.add(IMAGES[0])
     read_by_nobody = decision_messages.HeldImage(size_bytes=SIZE)
-    told = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
-    hold(store, *told)
+    reported = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
+    hold(store, *reported)
     busy = decision_messages.TrafficBytes(10**9, 0)
     conftest.note(store, conftest.sample(0, sent_s=time.time(), total=busy))
     conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_messages.TrafficBytes()))
@@ -395,8 +395,8 @@ def test_silent_host_needs_its_images_for_a_day(client, store):
         (image_queries.KEPT_S - 60, [IMAGES[0]]),
         (image_queries.KEPT_S + 60, []),
     ):
-        told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
-        conftest.note(store, told)
+        reported = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
+        conftest.note(store, reported)
         assert client.get("/v1/needed-images").json["images"] == needs
 
 
@@ -463,7 +463,7 @@ def locality(client, **headers):
 
 def test_locality_is_the_share_of_boot_set_and_image(client, store):
     half = {"size_bytes": SIZE, "cached_bytes": SIZE // 4, "missing_bytes": SIZE // 4}
-    told = [
+    reported = [
         WARM,
         COLD,
         decision_messages.HeldImage(**half),
@@ -471,7 +471,7 @@ def test_locality_is_the_share_of_boot_set_and_image(client, store):
         boot_set(100),  # it prefetched only the boot image
         boot_set(0),
     ]
-    hold(store, *({IMAGES[0]: one} for one in told), {})
+    hold(store, *({IMAGES[0]: one} for one in reported), {})
     load = 2000 / 125_000_000  # bytes per second over the link's rate
     assert locality(client) == {
         "h0000": (1.0, 1.0, round(load, 3)),

@@ -64,8 +64,8 @@ def test_health_check_needs_no_token_and_other_paths_do(served, keystone):
     asked = served("keystone")
     healthy = asked.get("/healthcheck")
     assert (healthy.status_code, healthy.text) == (200, "OK")
-    told = asked.get("/healthcheck", headers={"Accept": "application/json"}).json
-    assert told == {"detailed": False, "reasons": ["OK"]}
+    reported = asked.get("/healthcheck", headers={"Accept": "application/json"}).json
+    assert reported == {"detailed": False, "reasons": ["OK"]}
     assert asked.get("/healthz").status_code == 200
     for path in ("/v1/hosts", "/healthcheck/", "/healthcheck/../v1/hosts", "/v1/openapi.json"):
         assert asked.get(path).status_code == 401, path
@@ -149,7 +149,7 @@ def test_proxy_headers_are_used_only_if_enabled(served):
 
 
 @pytest.mark.parametrize(
-    ("told", "address"),
+    ("reported", "address"),
     [
         ("192.0.2.7", "192.0.2.7"),
         ("192.0.2.7:4711, 10.0.0.1", "192.0.2.7"),
@@ -162,8 +162,8 @@ def test_proxy_headers_are_used_only_if_enabled(served):
         ("", ""),
     ],
 )
-def test_client_address_is_parsed_from_the_proxy_header(told, address):
-    assert middleware.client_address(told) == address
+def test_client_address_is_parsed_from_the_proxy_header(reported, address):
+    assert middleware.client_address(reported) == address
 
 
 def test_cors_allows_only_configured_origins(served):
@@ -192,8 +192,8 @@ def test_requests_are_logged_with_the_address_from_the_proxy_header(served, stor
     monkeypatch.setattr(
         "acstor_decision.api.v1.enrolments._log", lambda call, what: seen.append(call.address)
     )
-    for told in ("192.0.2.9", "x" * 500):
-        headers = {"X-Roles": "admin", "X-Forwarded-For": told}
+    for reported in ("192.0.2.9", "x" * 500):
+        headers = {"X-Roles": "admin", "X-Forwarded-For": reported}
         assert asked.post("/v1/hosts/h0000/allow", headers=headers).status_code == 202
     assert seen == ["192.0.2.9", ""]
 

@@ -57,13 +57,13 @@ def test_cloud_without_hosts_has_a_warning(status):
 
 
 def test_status_covers_hosts_images_guests_and_checkpoints(status, store, glance):
-    told = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
+    reported = decision_messages.HostHealth(version="1.2", fallbacks={"not-mapped": 3})
     images = {
         IMAGE.format(1): held(fill_progress.FillState.FULLY_CACHED),
         IMAGE.format(2): held(fill_progress.FillState.NO_SPACE, why="it lacks 40 bytes"),
         IMAGE.format(3): held(fill_progress.FillState.QUEUED),
     }
-    api.note(store, sample(0, health=told, images=images), sample(1, health=told))
+    api.note(store, sample(0, health=reported, images=images), sample(1, health=reported))
     store.record_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
     api.publish(store, 1, 2)
     glance.add(IMAGE.format(1))

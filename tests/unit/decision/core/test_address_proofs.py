@@ -35,14 +35,14 @@ def test_host_becomes_a_member_after_it_proves_its_address(cloud):
 
 
 def test_address_goes_to_the_host_that_proves_it(cloud):
-    assert cloud.hear(known.sample("h9", address="10.0.0.1:7201")) is None
+    assert cloud.accept(known.sample("h9", address="10.0.0.1:7201")) is None
     assert (
-        cloud.hear(known.sample("h1")) is None
+        cloud.accept(known.sample("h1")) is None
     )  # h9 claimed the address first and did not prove it
     cloud.round = 1
     prove(cloud, "h1")
-    assert cloud.hear(known.sample("h9", 2, address="10.0.0.1:7201")) is R.TAKEN_ADDRESS
-    assert cloud.hear(known.sample("h1", 2)) is None
+    assert cloud.accept(known.sample("h9", 2, address="10.0.0.1:7201")) is R.TAKEN_ADDRESS
+    assert cloud.accept(known.sample("h1", 2)) is None
     assert cloud.living() == ["h1"]
 
 

@@ -51,14 +51,14 @@ class Cloud:
         for _ in range(times):
             self.round += 1
             for host in self.hosts:
-                self.hear(host, shares.get(host, 0.0))
+                self.report_load(host, shares.get(host, 0.0))
             decision = self.decider.decide_table(self.round * COLLECTION_S, drained)
             if decision is not None:
                 self.decider.commit_decision(decision)
                 made.append(decision)
         return made
 
-    def hear(self, host: str, share: float) -> None:
+    def report_load(self, host: str, share: float) -> None:
         sample = decision_messages.Sample(
             host=host,
             address=f"10.0.{int(host[1:]) >> 8}.{int(host[1:]) & 255}:7201",
@@ -188,7 +188,7 @@ def test_unpublished_table_is_decided_again():
     cloud.collect({"h1": 1.0})
     cloud.round += 1
     for host in cloud.hosts:
-        cloud.hear(host, 1.0 if host == "h1" else 0.0)
+        cloud.report_load(host, 1.0 if host == "h1" else 0.0)
     now_s = cloud.round * COLLECTION_S
     assert cloud.decider.decide_table(now_s) == cloud.decider.decide_table(now_s) is not None
 
@@ -451,17 +451,17 @@ def test_host_with_other_location_levels_is_unplaced():
 def test_host_that_claims_an_idle_huge_link_gets_a_bounded_share():
     """Bounds what a compromised host gains by false figures while others are overloaded."""
     cloud = Cloud(20)
-    hear = cloud.hear
+    report_load = cloud.report_load
 
     def lie(host: str, share: float) -> None:
         if host != "h20":
-            return hear(host, share)
-        told = cloud.members
-        hear(host, 0.0)
-        member = told[ids.HostId(host)]
+            return report_load(host, share)
+        reported = cloud.members
+        report_load(host, 0.0)
+        member = reported[ids.HostId(host)]
         member.last = msgspec.structs.replace(member.last, link_bytes_s=2**62)
 
-    cloud.hear = lie
+    cloud.report_load = lie
     cloud.collect({f"h{n}": 0.9 for n in range(1, 20)}, times=4)
     counts = cloud.counts()
     most = int(cloud.decider.policy.weight_limit * cloud.decider.policy.vnodes_per_host)

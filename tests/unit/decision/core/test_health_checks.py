@@ -34,7 +34,7 @@ def seen(*hosts, **fields):
     return cloud_state.CloudState(**given)
 
 
-def told(**fields):
+def reported(**fields):
     return host(health=msgspec.structs.replace(WELL, **fields))
 
 
@@ -48,21 +48,21 @@ def checkpoint(age_s, interval_s):
 
 TROUBLE = decision_messages.HostFault("address in use", NOW_S - 301)
 FOUND = {
-    "no-samples": seen(host(is_heard=False)),
-    "host-silent": seen(host(), host("h2", is_heard=False)),
-    "host-no-samples": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
+    "no-samples": seen(host(is_up=False)),
+    "host-silent": seen(host(), host("h2", is_up=False)),
+    "host-no-samples": seen(host(), host("h2", is_up=False, no_sample_s=121.0)),
     "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
-    "host-waiting": seen(host(), host("h2", is_heard=False, is_waiting=True)),
+    "host-waiting": seen(host(), host("h2", is_up=False, is_waiting=True)),
     "certificate-expired": seen(host(lifetime_left=-0.1)),
     "certificate-expires": seen(host(lifetime_left=0.1)),
     "no-table": seen(epoch=0, published_ago_s=None),
     "table-old": seen(host(epoch=6)),
-    "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
-    "reads-failed": seen(told(failed_reads=1)),
-    "mount-dead": seen(told(on_dead_mounts=("s1", "process 7 (qemu)"))),
-    "nova-fallback": seen(told(fallbacks={"agent-unreachable": 2})),
-    "agent-fault": seen(told(faults={"metrics": TROUBLE})),
-    "versions-differ": seen(told(version="1.1"), host("h2")),
+    "reads-wait": seen(reported(waiting=2, longest_wait_s=31.0, waits_for="no route")),
+    "reads-failed": seen(reported(failed_reads=1)),
+    "mount-dead": seen(reported(on_dead_mounts=("s1", "process 7 (qemu)"))),
+    "nova-fallback": seen(reported(fallbacks={"agent-unreachable": 2})),
+    "agent-fault": seen(reported(faults={"metrics": TROUBLE})),
+    "versions-differ": seen(reported(version="1.1"), host("h2")),
     "glance-unreachable": seen(images=None),
     "listener-silent": seen(
         listeners=[cloud_state.ListenerStatus(name="c1", reported_ago_s=181.0)]
@@ -99,8 +99,8 @@ def test_every_check_has_a_test_case():
         seen(host(epoch=6), published_ago_s=59.0),  # the table is still being distributed
         seen(host(), host("h2", is_drained=True, is_overloaded=True)),
         seen(host(health=None)),  # an agent that reports no health
-        seen(told(waiting=1, longest_wait_s=10.0)),
-        seen(told(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
+        seen(reported(waiting=1, longest_wait_s=10.0)),
+        seen(reported(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
         seen(
             images=[
                 image(cloud_state.ImageState.NOT_SERVED, "iso"),
@@ -110,7 +110,7 @@ def test_every_check_has_a_test_case():
         seen(images=[image(cloud_state.ImageState.PREPARING)]),
         seen(listeners=[cloud_state.ListenerStatus(name="c1", reported_ago_s=60.0)]),
         seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
-        seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
+        seen(host(), host("h2", is_up=False, no_sample_s=10.0)),  # it has just enrolled
     ],
 )
 def test_healthy_state_gives_no_finding(picture):
@@ -119,12 +119,12 @@ def test_healthy_state_gives_no_finding(picture):
 
 
 def test_finding_names_the_last_leader_when_no_host_is_heard():
-    (found,) = health_checks.find_problems(seen(host(is_heard=False), instance="controller1"))
+    (found,) = health_checks.find_problems(seen(host(is_up=False), instance="controller1"))
     assert found.subjects == ["instance controller1: the last leader", "h1"]
 
 
 def test_findings_are_sorted_by_severity():
-    picture = seen(told(failed_reads=1), host("h2", is_heard=False))
+    picture = seen(reported(failed_reads=1), host("h2", is_up=False))
     found = health_checks.find_problems(picture)
     assert [one.code for one in found] == ["reads-failed", "host-silent"]
     assert finding.worst_severity(found) is finding.Severity.ERROR
@@ -154,11 +154,11 @@ def test_checkpoint_failures_have_remedies_and_list_vaults_first():
         f"{SERVER} on h1: holder h2",
         f"{SERVER} on h1: other",
     ]
-    told = [why for why in health_checks.FAILURE_REMEDIES if f"{why}: " in found.remedy]
-    assert told == ["holder", "full", "slow"] and found.remedy.endswith("has details")
+    reported = [why for why in health_checks.FAILURE_REMEDIES if f"{why}: " in found.remedy]
+    assert reported == ["holder", "full", "slow"] and found.remedy.endswith("has details")
 
 
 def test_finding_counts_all_subjects_and_names_some():
-    silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
+    silent = [host(f"h{number}", is_up=False) for number in range(2, 32)]
     (found,) = health_checks.find_problems(seen(host(), *silent))
     assert (found.count, len(found.subjects)) == (30, finding.NAMED)

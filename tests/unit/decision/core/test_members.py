@@ -53,14 +53,14 @@ class Cloud:
     def now_s(self) -> float:
         return self.round * COLLECTION_S
 
-    def hear(self, made: decision_messages.Sample) -> members.Refusal | None:
+    def accept(self, made: decision_messages.Sample) -> members.Refusal | None:
         return self.members.accept_sample(made, self.now_s, WALL_S + self.now_s)
 
     def collect(self, *hosts: str, times: int = 1, **fields: Any) -> None:
         for _ in range(times):
             self.round += 1
             for host in hosts:
-                assert self.hear(sample(host, self.round, **fields)) is None
+                assert self.accept(sample(host, self.round, **fields)) is None
 
     def living(self) -> list[ids.HostId]:
         return self.members.list_live(self.now_s)
@@ -114,7 +114,7 @@ def test_implausible_sample_is_refused_and_counted(fields, refusal):
     cloud = Cloud(allowed=("h*",))
     cloud.collect("h1", "h2", times=2)
     before = vars(cloud.members[H1]).copy()
-    assert cloud.hear(sample(**{"number": 2, "address": "10.0.0.1:7201"} | fields)) is refusal
+    assert cloud.accept(sample(**{"number": 2, "address": "10.0.0.1:7201"} | fields)) is refusal
     assert cloud.members.refused[refusal] == 1
     assert vars(cloud.members[H1]) == before
     assert cloud.members.list_hosts() == [H1, H2]
@@ -123,16 +123,18 @@ def test_implausible_sample_is_refused_and_counted(fields, refusal):
 def test_restarted_agent_is_accepted_at_once():
     cloud = Cloud()
     cloud.collect("h1", times=5)
-    assert cloud.hear(sample(session=8, started_s=WALL_S + 1, sent_s=cloud.now_s + WALL_S)) is None
+    assert (
+        cloud.accept(sample(session=8, started_s=WALL_S + 1, sent_s=cloud.now_s + WALL_S)) is None
+    )
     assert cloud.living() == [H1]
-    assert cloud.hear(sample(number=6, sent_s=cloud.now_s + WALL_S)) is R.OLD_SESSION
+    assert cloud.accept(sample(number=6, sent_s=cloud.now_s + WALL_S)) is R.OLD_SESSION
 
 
 def test_agent_with_an_earlier_clock_is_accepted_after_a_silence():
     cloud = Cloud(dead_after_samples=2)
     cloud.collect("h1", times=2)
     cloud.round += 3
-    assert cloud.hear(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
+    assert cloud.accept(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
 
 
 def test_replayed_samples_do_not_revive_a_host():
@@ -142,13 +144,13 @@ def test_replayed_samples_do_not_revive_a_host():
     cloud.collect("h1", "h2", times=3)
     cloud.members.forget_dead(cloud.now_s)
     assert cloud.members.list_hosts() == [H1, H2]
-    assert [cloud.hear(again) for again in recorded] == [R.OUT_OF_ORDER] * 2
+    assert [cloud.accept(again) for again in recorded] == [R.OUT_OF_ORDER] * 2
     other_session = sample("h3", 4, session=6, started_s=WALL_S - 200)
-    assert cloud.hear(other_session) is R.OUT_OF_ORDER
+    assert cloud.accept(other_session) is R.OUT_OF_ORDER
     cloud.collect("h1", "h2", times=15)
     cloud.members.forget_dead(cloud.now_s)
-    assert [cloud.hear(again) for again in recorded] == [R.LATE] * 2
-    assert cloud.hear(sample("h3", cloud.round)) is None
+    assert [cloud.accept(again) for again in recorded] == [R.LATE] * 2
+    assert cloud.accept(sample("h3", cloud.round)) is None
 
 
 def test_removed_host_frees_its_address_at_once():
@@ -157,7 +159,7 @@ def test_removed_host_frees_its_address_at_once():
     cloud.members.remove_hosts(["h2", "h9"])
     assert cloud.living() == [H1] and cloud.members.list_hosts() == [H1]
     cloud.round += 1
-    assert cloud.hear(sample("h3", cloud.round, address="10.0.0.2:7201")) is None
+    assert cloud.accept(sample("h3", cloud.round, address="10.0.0.2:7201")) is None
 
 
 def test_peer_reports_do_not_change_another_hosts_traffic():
@@ -176,7 +178,7 @@ def test_address_is_free_after_its_host_left():
     cloud.collect("h1", "h2", "h3", times=2)
     cloud.collect("h1", "h2", times=3)
     moved = sample("h2", cloud.round + 1, address="10.0.0.3:7201", sent_s=cloud.now_s + WALL_S)
-    assert cloud.hear(moved) is None
+    assert cloud.accept(moved) is None
 
 
 def test_a_host_is_overloaded_after_two_collections_in_a_row():
@@ -245,7 +247,7 @@ def test_accepted_sample_numbers_of_a_session_only_grow(drawn):
         cloud.round += 1
         fields = {"session": session, "started_s": 10.0 * session, "sent_s": sent_s}
         before = cloud.members[host].last if host in cloud.members else None
-        refusal = cloud.hear(sample(host, number, **fields, **busy(share)))
+        refusal = cloud.accept(sample(host, number, **fields, **busy(share)))
         after = cloud.members[host].last if host in cloud.members else None
         if refusal is not None:
             assert after is before
@@ -258,7 +260,7 @@ def test_addresses_are_compared_in_normal_form():
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
     for spelt in ("10.0.0.1:07201", "10.0.0.1:7201"):
-        assert cloud.hear(sample("h3", 3, address=spelt)) is R.TAKEN_ADDRESS
+        assert cloud.accept(sample("h3", 3, address=spelt)) is R.TAKEN_ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -279,18 +281,18 @@ def test_addresses_are_compared_in_normal_form():
 def test_address_that_cannot_reach_a_host_is_refused(address):
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
-    assert cloud.hear(sample("h3", 3, address=address)) is R.UNREACHABLE
+    assert cloud.accept(sample("h3", 3, address=address)) is R.UNREACHABLE
     moved = sample("h2", cloud.round + 1, address=address, sent_s=cloud.now_s + WALL_S)
-    assert cloud.hear(moved) is R.UNREACHABLE
+    assert cloud.accept(moved) is R.UNREACHABLE
 
 
 def test_loopback_addresses_are_accepted_until_a_host_has_a_network_address():
     cloud = Cloud()
     for number in (1, 2):
         at = {"address": f"127.0.0.{number}:7201", "sent_s": WALL_S + 1}
-        assert cloud.hear(sample(f"h{number}", 1, **at)) is None
-    assert cloud.hear(sample("h3", 1, sent_s=WALL_S + 1)) is None  # an address of a network
-    assert cloud.hear(sample("h1", 2, **at)) is R.UNREACHABLE
+        assert cloud.accept(sample(f"h{number}", 1, **at)) is None
+    assert cloud.accept(sample("h3", 1, sent_s=WALL_S + 1)) is None  # an address of a network
+    assert cloud.accept(sample("h1", 2, **at)) is R.UNREACHABLE
 
 
 def test_moved_host_occupies_only_its_last_address():
@@ -298,11 +300,12 @@ def test_moved_host_occupies_only_its_last_address():
     cloud.collect("h1", times=2)
     for number in range(3, 40):
         assert (
-            cloud.hear(sample("h1", number, address=f"10.0.0.{number}:7201", sent_s=WALL_S)) is None
+            cloud.accept(sample("h1", number, address=f"10.0.0.{number}:7201", sent_s=WALL_S))
+            is None
         )
     cloud.round = 39
     assert len(cloud.members._addresses) == 1
-    assert cloud.hear(sample("h7", 40, sent_s=WALL_S + cloud.now_s)) is None
+    assert cloud.accept(sample("h7", 40, sent_s=WALL_S + cloud.now_s)) is None
 
 
 def test_live_hosts_never_share_an_address_while_most_are_silent():
@@ -318,25 +321,25 @@ def test_hosts_per_ip_address_are_limited():
     for number in range(1, 8):
         at = {"address": f"10.0.0.1:{7200 + number}"}
         expected = None if number <= 3 else R.CROWDED
-        assert cloud.hear(sample(f"h{number}", **at)) is expected
-    assert cloud.hear(sample("h8", address="[::ffff:10.0.0.1]:7300")) is R.CROWDED
+        assert cloud.accept(sample(f"h{number}", **at)) is expected
+    assert cloud.accept(sample("h8", address="[::ffff:10.0.0.1]:7300")) is R.CROWDED
     cloud.round += 1
-    assert cloud.hear(sample("h1", 2, address="10.0.0.1:7300")) is None  # it moves its port
-    assert cloud.hear(sample("h2", 2)) is None  # it moves away
-    assert cloud.hear(sample("h8", 2, address="10.0.0.1:7301")) is None
+    assert cloud.accept(sample("h1", 2, address="10.0.0.1:7300")) is None  # it moves its port
+    assert cloud.accept(sample("h2", 2)) is None  # it moves away
+    assert cloud.accept(sample("h8", 2, address="10.0.0.1:7301")) is None
     assert cloud.members.refused[R.CROWDED] == 5
 
 
 def test_hosts_per_loopback_address_are_not_limited():
     cloud = Cloud(hosts_per_ip=1)
     for number in range(1, 9):
-        assert cloud.hear(sample(f"h{number}", address=f"127.0.0.1:{7200 + number}")) is None
+        assert cloud.accept(sample(f"h{number}", address=f"127.0.0.1:{7200 + number}")) is None
 
 
 def test_number_of_hosts_is_limited():
     cloud = Cloud(hosts=2)
     cloud.collect("h1", "h2", times=2)
-    assert cloud.hear(sample("h3", 3)) is R.FULL
+    assert cloud.accept(sample("h3", 3)) is R.FULL
     cloud.collect("h1", "h2")
 
 
@@ -354,5 +357,5 @@ def test_largest_sample_gives_finite_traffic():
     )
     least = {"interval_s": decision_messages.LEAST_INTERVAL_S, "link_bytes_s": 1}
     cloud.collect("h1", "h2", times=2)
-    assert cloud.hear(sample("h1", 3, total=most, **least)) is None
+    assert cloud.accept(sample("h1", 3, total=most, **least)) is None
     assert 0 < cloud.members.traffic_cv(cloud.now_s) < 2

@@ -17,15 +17,15 @@ STREAM = requests.Stream(requests.Klass.GUEST, "a")
 
 def served(*offsets: int) -> stream_profile.StreamProfile:
     """Return a stream whose requests were served one by one."""
-    habit = stream_profile.StreamProfile(STREAM, navigator.Navigator())
+    profile = stream_profile.StreamProfile(STREAM, navigator.Navigator())
     for number, offset in enumerate(offsets):
         request = requests.DiskRequest(STREAM, offset, LENGTH)
         now_s = number * 0.01
-        habit.request_arrived(request, now_s, now_s)
-        habit.queue.add(request, now_s + 1.0)
-        habit.dispatched(request, now_s)
-        habit.request_completed(request, now_s + 0.005, now_s + 0.005)
-    return habit
+        profile.request_arrived(request, now_s, now_s)
+        profile.queue.add(request, now_s + 1.0)
+        profile.dispatched(request, now_s)
+        profile.request_completed(request, now_s + 0.005, now_s + 0.005)
+    return profile
 
 
 def with_share_at_zero(percent: int) -> stream_profile.StreamProfile:
@@ -41,26 +41,26 @@ def with_share_at_zero(percent: int) -> stream_profile.StreamProfile:
     ("percent", "slices"), [(0, 1.0), (55, 1.0), (60, 1.0), (65, 1.0), (75, 2.0), (100, 4.5)]
 )
 def test_slice_grows_with_the_share_of_seeks_at_zero(percent: int, slices: float) -> None:
-    habit = with_share_at_zero(percent)
-    assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(slices * FIRST_S)
+    profile = with_share_at_zero(percent)
+    assert profile.begin_slice(FIRST_S, REGION) == pytest.approx(slices * FIRST_S)
 
 
 def test_stream_without_regional_locality_gets_half_a_slice() -> None:
-    habit = served(0, 2 * REGION, 0, 2 * REGION)
-    assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(FIRST_S / 2)
+    profile = served(0, 2 * REGION, 0, 2 * REGION)
+    assert profile.begin_slice(FIRST_S, REGION) == pytest.approx(FIRST_S / 2)
 
 
 def test_unused_slice_halves_the_next_one() -> None:
-    habit = with_share_at_zero(0)
+    profile = with_share_at_zero(0)
     for is_idle, share in ((False, 1.0), (True, 0.5), (True, 0.5), (False, 1.0)):
-        habit.end_slice(0.05, is_idle)
-        assert habit.begin_slice(FIRST_S, REGION) == pytest.approx(share * FIRST_S)
+        profile.end_slice(0.05, is_idle)
+        assert profile.begin_slice(FIRST_S, REGION) == pytest.approx(share * FIRST_S)
 
 
 @hypothesis.given(st.lists(st.integers(0, 10**12), max_size=30), st.booleans())
 def test_slice_is_between_a_fourth_and_4_5_times_the_first(
     offsets: list[int], is_idle: bool
 ) -> None:
-    habit = served(*offsets)
-    habit.end_slice(0.1, is_idle)
-    assert FIRST_S / 4 <= habit.begin_slice(FIRST_S, REGION) <= FIRST_S * 4.5 * (1 + 1e-9)
+    profile = served(*offsets)
+    profile.end_slice(0.1, is_idle)
+    assert FIRST_S / 4 <= profile.begin_slice(FIRST_S, REGION) <= FIRST_S * 4.5 * (1 + 1e-9)

@@ -32,7 +32,7 @@ SCOPE_KEY = ids.ScopeKey(bytes(range(32)))
 DIGEST_BYTES = 32
 
 
-def _mend_digests(data: bytearray, header_bytes: int, stop: int) -> None:
+def _fix_digests(data: bytearray, header_bytes: int, stop: int) -> None:
     """Correct the checksum of the header, and the one of all bytes before ``stop``."""
     for end in (header_bytes, stop):
         body = end - DIGEST_BYTES
@@ -100,7 +100,7 @@ CHUNK_MAP = Target(
     (errors.ChunkMapFormatError,),
     _map_seeds,
     _check_map,
-    lambda data: _mend_digests(data, chunk_map.HEADER_BYTES, len(data)),
+    lambda data: _fix_digests(data, chunk_map.HEADER_BYTES, len(data)),
     max_bytes=20_000,
 )
 
@@ -119,13 +119,13 @@ def _boot_seeds() -> list[bytes]:
     return seeds
 
 
-def _mend_boot(data: bytearray) -> None:
-    _mend_digests(data, boot_image.HEADER_BYTES, 0)
+def _fix_boot(data: bytearray) -> None:
+    _fix_digests(data, boot_image.HEADER_BYTES, 0)
     try:
         head_bytes = boot_image.parse_header(bytes(data), "fuzz").head_bytes
     except errors.BootImageFormatError:
         return
-    _mend_digests(data, boot_image.HEADER_BYTES, head_bytes)
+    _fix_digests(data, boot_image.HEADER_BYTES, head_bytes)
 
 
 def _check_boot(taken: boot_image.Head, data: bytes) -> None:
@@ -142,7 +142,7 @@ BOOT_IMAGE = Target(
     (errors.BootImageFormatError,),
     _boot_seeds,
     _check_boot,
-    _mend_boot,
+    _fix_boot,
     max_bytes=40_000,
 )
 
@@ -157,16 +157,16 @@ def _check_disk(taken: tuple[disk_header.DiskHeader, bytes], data: bytes) -> Non
     assert _same_disk(taken, disk_header.pack(*taken))
     assert taken[0].file_bytes == len(data)
     marks = data[disk_header.AT_MARKS :]
-    told = sum(len(list(disk_header.marked(marks, mark))) for mark in (0, 1, 2))
-    assert told == taken[0].cut.chunk_count
+    reported = sum(len(list(disk_header.marked(marks, mark))) for mark in (0, 1, 2))
+    assert reported == taken[0].cut.chunk_count
 
 
 def _same_disk(taken: tuple[disk_header.DiskHeader, bytes], written: bytes) -> bool:
     return disk_header.unpack(written, "fuzz") == taken
 
 
-def _mend_disk(data: bytearray) -> None:
-    _mend_digests(data, disk_header.HEADER_BYTES, 0)
+def _fix_disk(data: bytearray) -> None:
+    _fix_digests(data, disk_header.HEADER_BYTES, 0)
 
 
 DISK_HEADER = Target(
@@ -178,7 +178,7 @@ DISK_HEADER = Target(
         + bytes([0, 1, 2, 0])
     ],
     _check_disk,
-    _mend_disk,
+    _fix_disk,
 )
 
 
@@ -208,8 +208,8 @@ def _slab_seeds() -> list[bytes]:
     return [header + used + bytes(cache_slab.RECORD_BYTES) + small]
 
 
-def _mend_slab(data: bytearray) -> None:
-    _mend_digests(data, cache_slab.HEADER_BYTES, 0)
+def _fix_slab(data: bytearray) -> None:
+    _fix_digests(data, cache_slab.HEADER_BYTES, 0)
     for begin in range(cache_slab.HEADER_BYTES, len(data), cache_slab.RECORD_BYTES):
         end = begin + cache_slab.RECORD_BYTES
         if end <= len(data):
@@ -217,7 +217,7 @@ def _mend_slab(data: bytearray) -> None:
 
 
 SLAB = Target(
-    "cache_slab", _parse_slab, (errors.CacheFormatError,), _slab_seeds, _check_slab, _mend_slab
+    "cache_slab", _parse_slab, (errors.CacheFormatError,), _slab_seeds, _check_slab, _fix_slab
 )
 
 

@@ -9,7 +9,7 @@ from acstor_common.disks import qcow2
 from acstor_common.disks import qcow2_header
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_files
-from tests.security.fuzz import stored
+from tests.security.fuzz import formats
 from tests.security.fuzz.target import Target
 
 DATA, ZERO = disk_delta.ExtentKind.DATA, disk_delta.ExtentKind.ZERO
@@ -23,14 +23,14 @@ FOUND = [
 
 def _stream(found: list[disk_delta.Extent]) -> bytes:
     table = disk_delta.ExtentTable.from_runs(found, DISK_BYTES)
-    writer = disk_delta.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
+    writer = disk_delta.Writer(DISK_BYTES, formats.IMAGE, formats.OS_HASH, table)
     data = b"x" * table.data_bytes
     writer.hash_data(data)
     return writer.front + data + writer.make_trailer()
 
 
 def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.ExtentTable]:
-    reader, at = disk_delta.Reader("stream", stored.QCOW2_LIMIT), disk_delta.HEADER_BYTES
+    reader, at = disk_delta.Reader("stream", formats.QCOW2_LIMIT), disk_delta.HEADER_BYTES
     head = reader.read_head(data[:at])
     table = reader.read_table(data[at : at + head.table_bytes])
     at += head.table_bytes
@@ -49,7 +49,7 @@ def _check_stream(taken: tuple[disk_delta.Head, disk_delta.ExtentTable], data: b
     assert again.head == head and again.front == data[: len(again.front)]
 
 
-def _mend_stream(data: bytearray) -> None:
+def _fix_stream(data: bytearray) -> None:
     body = len(data) - disk_delta.TRAILER_BYTES
     if body > 0:
         data[body:] = blake3.blake3(bytes(data[:body])).digest()
@@ -61,14 +61,14 @@ CHANGES = Target(
     (errors.DiskDeltaFormatError,),
     lambda: [_stream(FOUND), _stream([]), _stream(FOUND[:1])],
     _check_stream,
-    _mend_stream,
+    _fix_stream,
 )
 
 
 def _changes_of(data: bytes) -> disk_delta.ExtentTable:
     """Return an overlay's extents, which always fit into a table, and read all of it."""
     source = qcow2_files.Bytes(data)
-    overlay = qcow2.Qcow2(source, stored.QCOW2_LIMIT, may_have_backing=True)
+    overlay = qcow2.Qcow2(source, formats.QCOW2_LIMIT, may_have_backing=True)
     table = disk_delta.ExtentTable.from_runs(overlay.iter_changes(), overlay.virtual_size)
     window = memoryview(bytearray(1 << 21))
     for change in table:
@@ -87,7 +87,7 @@ def _overlay_seeds() -> list[bytes]:
             **name, cluster_bits=14, incompatible=16, l2_entries=[4 << 14, 1 << 40 | 3, 0, 1 << 32],
             data=bytes(1024),
         ).pack(),
-        *stored.QCOW2.seeds(),
+        *formats.QCOW2.seeds(),
     ]  # fmt: skip
 
 
@@ -125,7 +125,7 @@ COMPOSED = Target(
     "composed_base",
     _composed,
     (qcow2_header.Refused,),
-    stored.QCOW2.seeds,
+    formats.QCOW2.seeds,
     _check_composed,
     max_bytes=80_000,
     time_limit_s=10.0,

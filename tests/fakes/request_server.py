@@ -53,22 +53,22 @@ async def fetch_all(
     """Send requests together; return outcomes by number: bytes, a referral, an error."""
     timeout_ms = max(1, int(timeout_s * 1000))
     left = {one.request_id for one in requests}
-    where, came = f"{host} ({address})", trio.Event()
+    where, completed = f"{host} ({address})", trio.Event()
     outcomes: dict[int, Any] = {}
 
-    def hear(answers: list[client_connection.Answer]) -> None:
+    def record_answers(answers: list[client_connection.Answer]) -> None:
         for answer in answers:
             outcomes[answer.request_id] = outcome_of(answer, where)
             left.discard(answer.request_id)
         if not left:
-            came.set()
+            completed.set()
 
     net.send_requests(
-        host, address, [one._replace(timeout_ms=timeout_ms) for one in requests], hear
+        host, address, [one._replace(timeout_ms=timeout_ms) for one in requests], record_answers
     )
     with trio.move_on_after(timeout_s):
         try:
-            await came.wait()
+            await completed.wait()
         finally:
             if left:
                 net.cancel_requests(host, list(left))
@@ -88,7 +88,7 @@ def outcome_of(answer: client_connection.Answer, where: str) -> Any:
     return answer
 
 
-class TaskGiver:
+class TaskServer:
     """Answers each request in a task, with the result of ``serve``.
 
     :ivar asked_for: all requests

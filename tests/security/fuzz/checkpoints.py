@@ -13,14 +13,14 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from tests.security.fuzz import stored
+from tests.security.fuzz import formats
 from tests.security.fuzz.target import Target
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 CHUNK = b"what a guest wrote " * 30
 NAME = SEAL.chunk_name(CHUNK)
 SUBJECT = checkpoint_manifest.Subject(
-    *(stored.IMAGE, stored.IMAGE, "a project", stored.IMAGE, stored.OS_HASH),
+    *(formats.IMAGE, formats.IMAGE, "a project", formats.IMAGE, formats.OS_HASH),
     geometry.Geometry(10 * 65536, 65536),
     *(1_795_000_000_000, checkpoint_manifest.Consistency.CRASH, 1),
 )
@@ -61,7 +61,7 @@ SEALED = Target(
 
 
 def _request_seeds() -> list[bytes]:
-    place, sealed = f"/v1/h1/{stored.IMAGE}", SEAL.close(NAME, CHUNK)
+    place, sealed = f"/v1/h1/{formats.IMAGE}", SEAL.close(NAME, CHUNK)
     frame = object_names.CHUNK_HEADER.pack(NAME, len(sealed)) + sealed
     said: list[tuple[str, bytes]] = [
         (f"PUT {place}/chunks", frame),

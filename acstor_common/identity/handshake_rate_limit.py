@@ -29,12 +29,12 @@ class HostAddresses(Protocol):
         """Return the number of hosts with an address."""
 
 
-class HandshakeLimiter:
+class HandshakeRateLimit:
     """Token buckets of handshakes by address.
 
     >>> from acstor_common.ring import hash_ring
     >>> table = hash_ring.Ring(1, (hash_ring.RingHost("h1", "10.0.0.1:7201", 100),))
-    >>> handshakes = HandshakeLimiter(table)
+    >>> handshakes = HandshakeRateLimit(table)
     >>> sum(handshakes.admit_handshake(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
     100
     >>> handshakes.admit_handshake("10.0.0.1", 0.0), handshakes.refused
@@ -76,7 +76,7 @@ class HandshakeLimiter:
         return self._all.tokens_left(None, now) >= 1 and self._others.tokens_left(ip, now) >= 1
 
 
-def oldest_of_crowd(waiting: Mapping[K, str]) -> K:
-    """Return the oldest connection of the commonest address; ``waiting`` begins with the oldest."""
-    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
-    return next(one for one, address in waiting.items() if address == crowd)
+def oldest_of_busiest_address(waiting: Mapping[K, str]) -> K:
+    """Return the oldest connection of the address with the most; ``waiting`` is oldest first."""
+    busiest, _ = collections.Counter(waiting.values()).most_common(1)[0]
+    return next(one for one, address in waiting.items() if address == busiest)

@@ -46,7 +46,7 @@ def test_cached_run_is_served_in_one_event(machine):
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS]
     assert {answer.ref.cid for answer in machine.answers()} == machine.cache
-    assert not len(machine.core.requests) and machine.core.requests.given == COUNT
+    assert not len(machine.core.requests) and machine.core.requests.served_chunks == COUNT
     assert machine.core.requests.uploads.used == COUNT
     machine.answers_delivered(["h2"])
     assert not machine.core.requests.uploads.used

@@ -8,21 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common import errors
+from tests.lab import boot_methods
 from tests.lab import demo
 from tests.lab import demo_images
 from tests.lab import demo_remap
 from tests.lab import demo_report
 from tests.lab import watch
-from tests.lab import ways
 
 
-def host(name: str, login_s: float, **origins: int) -> ways.HostResult:
-    return ways.HostResult(name, login_s, 3.0, None, 10_000_000, 5_000_000, origins)
+def host(name: str, login_s: float, **origins: int) -> boot_methods.HostResult:
+    return boot_methods.HostResult(name, login_s, 3.0, None, 10_000_000, 5_000_000, origins)
 
 
 RESULTS = [
-    ways.WayResult("demand", "on demand", [host("h1", 20.0), host("h2", 21.5)], 300, 100, 310, 800),
-    ways.WayResult(
+    boot_methods.BootResult(
+        "demand", "on demand", [host("h1", 20.0), host("h2", 21.5)], 300, 100, 310, 800
+    ),
+    boot_methods.BootResult(
         "acstor",
         "acstor",
         [host("h1", 15.0, boot=7_000_000, source=9), host("h2", 16.0, boot=8_500_000, source=1)],
@@ -44,7 +46,7 @@ def journey(steps: int) -> Iterator[str]:
 def test_boots_proceed_concurrently_until_the_last_one_is_done() -> None:
     said: list[str] = []
     journeys = {"h1": journey(1), "h2": journey(3)}
-    ways.travel(journeys, "test", said.append, say_every_s=0.0)  # type: ignore[arg-type]
+    boot_methods.travel(journeys, "test", said.append, say_every_s=0.0)  # type: ignore[arg-type]
     assert [words.split(" | ")[2] for words in said] == [
         "h1: step 0  h2: step 0",
         "h1: booted  h2: step 1",
@@ -56,7 +58,7 @@ def test_boots_proceed_concurrently_until_the_last_one_is_done() -> None:
 def test_boot_that_never_completes_is_named() -> None:
     journeys = {"h1": journey(1000), "h2": journey(1)}
     with pytest.raises(errors.Unusable, match=r"h1: step [0-9]+ *h2: booted"):
-        ways.travel(journeys, "test", print, deadline_s=0.2)  # type: ignore[arg-type]
+        boot_methods.travel(journeys, "test", print, deadline_s=0.2)  # type: ignore[arg-type]
 
 
 def test_report_names_emulation_and_every_figure() -> None:
@@ -91,24 +93,24 @@ def test_report_shows_the_exchange_and_the_remap(tmp_path: pathlib.Path) -> None
     for words in ("from h2", "7.2", "85 of 200 v-nodes move", "it keeps 15 of 100", "34%", "3%"):
         assert words in text
     figures, *pictures = demo_report.save(SETTING, [result], tmp_path)
-    [told] = json.loads(figures.read_text())["ways"]
+    [reported] = json.loads(figures.read_text())["ways"]
     assert [picture.name for picture in pictures] == ["demo.png", "remap.png"]
-    assert told["exchange"]["h2"] == {"h1": 7_250_000}
-    assert told["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
+    assert reported["exchange"]["h2"] == {"h1": 7_250_000}
+    assert reported["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 def test_failed_baseline_is_reported_beside_the_other_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def play(way: str, *_: object) -> ways.WayResult:
+    def play(way: str, *_: object) -> boot_methods.BootResult:
         if way in failing:
             raise errors.Unusable("guest on h1", "no login prompt after 240 s\nQEMU: \nits console")
-        return dataclasses.replace(RESULTS[1], way=way, label=ways.WAYS[way][0])
+        return dataclasses.replace(RESULTS[1], way=way, label=boot_methods.WAYS[way][0])
 
     image = types.SimpleNamespace(info={}, compressed=tmp_path / "image")
     image.compressed.write_bytes(b"qcow2")
-    monkeypatch.setattr(ways, "play", play)
+    monkeypatch.setattr(boot_methods, "play", play)
     monkeypatch.setattr(demo.guest_image, "ensure", lambda _: image)
     monkeypatch.setattr(demo.guest, "accelerator", lambda: "tcg")
     failing = {"demand"}

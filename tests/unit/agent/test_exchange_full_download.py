@@ -50,7 +50,7 @@ class Cloud(exchange_cloud.Cloud):
             *(driver, self._folder, self.nursery, random.Random(1)),
             delegated_host=self.elsewhere(here),
             limits=download_source.DownloadLimits(
-                full_download.StreamLimits(first_pause_s=0.01), image_wait_s=0.3
+                full_download.StreamLimits(min_pause_s=0.01), image_wait_s=0.3
             ),
         )
         made = self.sources[here] = source_client.SourceClient([driver], copies=copies)
@@ -99,7 +99,7 @@ async def read_everywhere(cloud, chunk_nos, names=NAMES):
 
 async def test_one_host_downloads_an_image_for_all(cloud, store):
     await read_everywhere(cloud, range(CHUNKS))
-    assert store.whole == {PATH: 1}
+    assert store.full_downloads == {PATH: 1}
     for name, source in cloud.sources.items():
         has_copy = bool(source._copies._copies)
         assert has_copy == (name == cloud.image_home)
@@ -122,7 +122,7 @@ async def test_waiting_guest_read_names_the_host_that_downloads_the_image(cloud,
         with trio.fail_after(20):
             [got] = await wish.wait()
     assert got.data == exchange_cloud.bytes_of(CHUNKS - 1)
-    assert store.whole == {PATH: 1}
+    assert store.full_downloads == {PATH: 1}
 
 
 async def test_timed_out_guest_read_names_the_host_that_downloads_the_image(cloud, store):
@@ -145,7 +145,7 @@ async def test_host_is_not_backed_off_for_data_not_downloaded_yet(cloud, store):
         await trio.sleep(2)
         assert not any(host.list_backoffs() for host in cloud.hosts.values())
         go_on.set()
-    assert store.whole == {PATH: 1}
+    assert store.full_downloads == {PATH: 1}
 
 
 @pytest.mark.expect_log("is in backoff")
@@ -159,9 +159,9 @@ async def test_next_image_home_restarts_the_download_after_a_death(cloud, store)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read_everywhere, cloud, range(CHUNKS), left)
         await trio.sleep(0.5)
-        assert store.whole == {PATH: 1}  # no other host begins before the table changes
+        assert store.full_downloads == {PATH: 1}  # no other host begins before the table changes
         cloud.former, cloud.ring = cloud.ring, cloud.without(dead)
-    assert store.whole == {PATH: 2}
+    assert store.full_downloads == {PATH: 2}
     go_on.set()
 
 
@@ -178,13 +178,13 @@ async def test_former_image_homes_download_serves_while_its_table_counts(cloud, 
     cloud.former, cloud.ring = cloud.ring, after
     assert cloud.image_home != former
     await read_everywhere(cloud, range(CHUNKS))
-    assert store.whole == {PATH: 1}
+    assert store.full_downloads == {PATH: 1}
 
 
 async def test_broken_stream_is_restarted_by_the_same_host(cloud, store):
     store.streams = [rangeless.cut(5 * CHUNK), rangeless.cut(7 * CHUNK + 1)]
     await read_everywhere(cloud, range(CHUNKS))
-    assert store.whole == {PATH: 3}
+    assert store.full_downloads == {PATH: 3}
 
 
 async def test_source_with_ranges_again_is_read_in_ranges(cloud, store):
@@ -194,4 +194,4 @@ async def test_source_with_ranges_again_is_read_in_ranges(cloud, store):
         assert await source.size_bytes(BLOB) == len(BYTES)
         assert source.source_access(IMAGE, 0) is placement.SourceAccess.IN_PARTS
     await read_everywhere(cloud, range(CHUNKS))
-    assert store.whole == {PATH: 1}
+    assert store.full_downloads == {PATH: 1}

@@ -158,7 +158,7 @@ def test_host_removed_from_the_ring_loses_its_open_connections(tmp_path, images,
             answer = peer.get("h1", mirrored, 0, CHUNK, CIDS[0])
             assert isinstance(answer, peer_wire.Chunk)
             hosts.write_ring(cloud.ring_file, cloud.ports, epoch=2)
-            assert peer.hear() is None
+            assert peer.receive() is None
         with raw_peer.RawPeer(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
             assert peer.greet() is None
         assert "it is neither in the current v-node table" in cloud["h1"].log()

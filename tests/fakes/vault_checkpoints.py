@@ -72,7 +72,7 @@ class Kept:
 
     def recovery(self, **changed: object) -> restore_record.RestoreRecord:
         """Return the restore record that an agent receives."""
-        told = {
+        reported = {
             "checkpoint_id": str(uuid.UUID(int=7)),
             "instance_id": INSTANCE,
             "image_id": self.image,
@@ -82,7 +82,7 @@ class Kept:
             "holders": [("h2", "10.0.0.2:7205"), ("h3", "10.0.0.3:7205")],
             "key": KEY.hex(),
         }
-        return restore_record.restore_record_of(**{**told, **changed})
+        return restore_record.restore_record_of(**{**reported, **changed})
 
 
 class Link:

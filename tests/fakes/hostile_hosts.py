@@ -25,7 +25,7 @@ PROMISES_S = 60.0
 NOWHERE = ids.ImageId("00000000-0000-4000-8000-000000000000")
 
 
-class Boaster(Host):
+class FalseAnnouncer(Host):
     """Announces repeatedly that it has all chunks, and that others may evict them."""
 
     def start(self) -> None:
@@ -39,13 +39,15 @@ class Boaster(Host):
         for host in world.names:
             if host != self.name:
                 gone = tuple(world.rng.sample(oids, len(oids) // 4))
-                told = actions.SendAnnouncement(host, oids, gone, oids)
-                self.send(host, told, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED)
+                reported = actions.SendAnnouncement(host, oids, gone, oids)
+                self.send(
+                    host, reported, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED
+                )
         if world.now < BOAST_UNTIL_S:
             world.call_later(self, BOAST_EVERY_S, self._boast)
 
 
-class Liar(Boaster):
+class WrongBytesHost(FalseAnnouncer):
     """Sends wrong bytes."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
@@ -56,7 +58,7 @@ class Liar(Boaster):
         ]
 
 
-class Denier(Boaster):
+class Denier(FalseAnnouncer):
     """Announces all chunks, and then refuses them."""
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
@@ -87,7 +89,7 @@ class Mute(Host):
         return [answer for answer in answers if self.world.rng.random() < 0.33]
 
 
-class Asker(Host):
+class RequestingHost(Host):
     """Sends requests of its own, besides its guests' reads.
 
     :ivar asked: number of requests
@@ -108,7 +110,7 @@ class Asker(Host):
         )
 
 
-class Spy(Asker):
+class Spy(RequestingHost):
     """Requests random content without knowing its CIDs."""
 
     def start(self) -> None:
@@ -133,7 +135,7 @@ class Spy(Asker):
         super()._answered(host, answers)
 
 
-class Flooder(Asker):
+class Flooder(RequestingHost):
     """Sends too many requests, also for unknown images, and cancels some."""
 
     def start(self) -> None:
@@ -206,4 +208,4 @@ class Busy(Host):
         return [actions.SendRefusal(answer.number, Failure.BUSY) for answer in answers]
 
 
-KINDS = (Liar, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)
+KINDS = (WrongBytesHost, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)

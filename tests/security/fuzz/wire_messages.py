@@ -21,7 +21,7 @@ from acstor_common.wire import trace_message
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 from tests.fakes import announced
-from tests.security.fuzz import stored
+from tests.security.fuzz import formats
 from tests.security.fuzz.target import Target
 
 CID = ids.cid_of(b"a chunk")
@@ -56,7 +56,7 @@ def _check_frames(taken: list[Any], data: bytes) -> None:
 
 def _frame_seeds() -> list[bytes]:
     mode, priority = peer_wire.Mode.HOME, peer_wire.Priority.PREFETCH
-    request = peer_wire.ChunkRequest(1, stored.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
+    request = peer_wire.ChunkRequest(1, formats.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
     messages: list[peer_wire.Message] = [
         peer_wire.Get((request,)),
         peer_wire.Get((request, *(request._replace(request_id=n, offset=n) for n in range(2, 5)))),
@@ -163,7 +163,7 @@ def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
 
 
 TASK_EXAMPLE = decision_messages.ImageTask(
-    request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=stored.IMAGE
+    request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=formats.IMAGE
 )
 PROGRESS = decision_messages.TaskProgress(
     request=1,
@@ -200,12 +200,12 @@ SAMPLE_EXAMPLE = decision_messages.Sample(
     total=decision_messages.TrafficBytes(1, 2),
     sketch=(1, 2),
     peers={"h2": decision_messages.TrafficBytes(3, 4)},
-    images={stored.IMAGE: HELD},
+    images={formats.IMAGE: HELD},
 )
 TRACE_EXAMPLE = trace_message.BootTrace(
-    host="h1", image_id=stored.IMAGE, size_bytes=1 << 20, chunk_bytes=65536, trace=(0, 3, 1)
+    host="h1", image_id=formats.IMAGE, size_bytes=1 << 20, chunk_bytes=65536, trace=(0, 3, 1)
 )
-WANTED = decision_messages.ImageWanted(stored.IMAGE, True)
+WANTED = decision_messages.ImageWanted(formats.IMAGE, True)
 
 SAMPLE = _of_the_bus("sample", _decoder(decision_messages.Sample), [SAMPLE_EXAMPLE])
 TASK = _of_the_bus("image_task", _decoder(decision_messages.ImageTask), [TASK_EXAMPLE])
@@ -231,8 +231,8 @@ CONTROL_REQUEST = _line_target(
     control_wire.decode_request,
     [
         control_wire.Status(),
-        control_wire.AttachImage(stored.IMAGE, 4096),
-        control_wire.MakeDisk(stored.DISK, stored.IMAGE, 1 << 20),
+        control_wire.AttachImage(formats.IMAGE, 4096),
+        control_wire.MakeDisk(formats.DISK, formats.IMAGE, 1 << 20),
         control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 3),
         control_wire.SetRing(msgspec.Raw(b'{"version":1,"epoch":1,"hosts":[]}')),
         control_wire.SetDiskPolicy("none"),

@@ -77,22 +77,24 @@ def _check_pending(
             raise Broken(f"{host.name}: {pending.host}, a home, waits for another home")
 
 
-def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
+def check_sent(host: Any, announcement: actions.SendAnnouncement) -> None:
     """Check the receiver and the size of an announcement."""
-    if not _is_good(host, tell.host):
-        raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
-    kinds = tell.held, tell.evicted, tell.evictable
+    if not _is_good(host, announcement.host):
+        raise Broken(f"{host.name} tells {announcement.host}, who has left or is left alone")
+    kinds = announcement.held, announcement.evicted, announcement.evictable
     if max(map(len, kinds)) > SEGMENTS or not any(kinds):
         raise Broken(f"{host.name} tells {tuple(map(len, kinds))} segments at once")
-    if any(len({segment for segment, _ in told}) < len(told) for told in kinds):
-        raise Broken(f"{host.name} tells {tell.host} of a segment twice in a message")
-    length = tell.segment_chunks
+    if any(len({segment for segment, _ in reported}) < len(reported) for reported in kinds):
+        raise Broken(f"{host.name} tells {announcement.host} of a segment twice in a message")
+    length = announcement.segment_chunks
     if length != host.core.context.ring.table.segment_chunks:
         raise Broken(f"{host.name} tells of segments of {length} chunks")
-    if not all(0 < bits < 1 << length for told in kinds for _, bits in told):
+    if not all(0 < bits < 1 << length for reported in kinds for _, bits in reported):
         raise Broken(f"{host.name} tells of chunks that are in no segment")
-    if (tell.held or tell.evicted) and tell.host not in neighbours_of(host) | host.told_before:
-        raise Broken(f"{host.name} tells {tell.host}, no neighbour, what is here or gone")
+    if (announcement.held or announcement.evicted) and announcement.host not in neighbours_of(
+        host
+    ) | host.announced_before:
+        raise Broken(f"{host.name} tells {announcement.host}, no neighbour, what is here or gone")
 
 
 def neighbours_of(host: Any) -> frozenset[ids.HostId]:
@@ -134,10 +136,10 @@ def check_referral(host: Any, pending: ids.HostId, hosts: tuple[ids.HostId, ...]
             raise Broken(f"{host.name} sends {pending} to {name}, who has left or is left alone")
 
 
-def check_heard(host: Any, heard: actions.ForwardAnnouncement) -> None:
+def check_received(host: Any, announcement: actions.ForwardAnnouncement) -> None:
     """Check the sender of an accepted announcement."""
-    if not _is_good(host, heard.host):
-        raise Broken(f"{host.name} listens to {heard.host}, who has left or is left alone")
+    if not _is_good(host, announcement.host):
+        raise Broken(f"{host.name} listens to {announcement.host}, who has left or is left alone")
 
 
 def _is_good(host: Any, name: ids.HostId) -> bool:

@@ -63,7 +63,7 @@ class HostResult:
 
 
 @dataclasses.dataclass
-class WayResult:
+class BootResult:
     """Measurements of all hosts."""
 
     way: str
@@ -254,7 +254,7 @@ def play(
     link_mbit: float,
     image: guest_image.GuestImage,
     say: Say,
-) -> WayResult:
+) -> BootResult:
     """Boot the guest on all hosts in one way and return the measurements."""
     label, journey = WAYS[way]
     with contextlib.ExitStack() as stack:
@@ -286,7 +286,7 @@ def play(
         return result
 
 
-def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> WayResult:
+def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> BootResult:
     """Return the measurements after the last boot."""
     links = scene.net.link_bytes()
     requests = list(scene.server.requests())
@@ -306,7 +306,7 @@ def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> WayRe
                 read_origins=origins.get(host.name, {}),
             )
         )
-    return WayResult(
+    return BootResult(
         way=way,
         label=WAYS[way][0],
         hosts=results,

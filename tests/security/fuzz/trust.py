@@ -24,8 +24,8 @@ from acstor_common.model import ids
 from acstor_glance.controller import notifications
 from acstor_glance.prepare import format_check
 from tests.fakes import qcow2_files
-from tests.security.fuzz import said
-from tests.security.fuzz import stored
+from tests.security.fuzz import formats
+from tests.security.fuzz import wire_messages
 from tests.security.fuzz.target import Target
 
 HOST = ids.HostId("h1")
@@ -115,9 +115,9 @@ def _read_record(data: bytes) -> dict[str, Any]:
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise said.NotJson from e
+        raise wire_messages.NotJson from e
     if not isinstance(record, dict):
-        raise said.NotJson
+        raise wire_messages.NotJson
     return record
 
 
@@ -151,11 +151,11 @@ def _check_record(record: dict[str, Any], _data: bytes) -> None:
 IMAGE_RECORD = Target(
     "image_record",
     _read_record,
-    (said.NotJson,),
+    (wire_messages.NotJson,),
     lambda: [
         json.dumps(
             {
-                "id": stored.IMAGE,
+                "id": formats.IMAGE,
                 "owner": "p1",
                 "status": "active",
                 "size": 1024,
@@ -164,15 +164,15 @@ IMAGE_RECORD = Target(
                 "os_hash_algo": "sha256",
                 "os_hash_value": "00ff",
                 artefacts.KIND: "chunk_map",
-                artefacts.OF_IMAGE: stored.IMAGE,
+                artefacts.OF_IMAGE: formats.IMAGE,
                 artefacts.OS_HASH_ALGO: "sha256",
                 artefacts.OS_HASH_VALUE: "00ff",
                 artefacts.FORMAT: "1",
                 artefacts.REVISION: "7",
                 artefacts.STATE: "ready",
-                artefacts.STATE_OF: stored.IMAGE,
-                artefacts.Kind.CHUNK_MAP.pointer: stored.IMAGE,
-                "properties": {artefacts.OF_IMAGE: stored.IMAGE},
+                artefacts.STATE_OF: formats.IMAGE,
+                artefacts.Kind.CHUNK_MAP.pointer: formats.IMAGE,
+                "properties": {artefacts.OF_IMAGE: formats.IMAGE},
             }
         ).encode()
     ],

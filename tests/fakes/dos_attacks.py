@@ -129,7 +129,7 @@ def scraping(port: int) -> Iterator[None]:
             process.kill()
 
 
-class Strangers:
+class SilentConnections:
     """Silent connections from many addresses, opened at full speed during the block."""
 
     def __init__(self, port: int) -> None:
@@ -138,7 +138,7 @@ class Strangers:
         self._held: collections.deque[socket.socket] = collections.deque()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> "Strangers":
+    def __enter__(self) -> "SilentConnections":
         self._thread.start()
         while self.made < 2 * connection_limit.UNAUTHENTICATED and self._thread.is_alive():
             time.sleep(0.01)

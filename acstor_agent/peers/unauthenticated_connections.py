@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds incoming connections before their Hello, in number and in time.
 
-Each address of hosts on the v-node table has places of its own; all other addresses share theirs.
-When places are used up, the oldest connection of that address, or of the address with most of the
-shared places, is dropped. So a flood from one address drops its own connections.
+Each address of hosts in the v-node table has slots of its own; all other addresses share theirs.
+If no slot is free, the oldest connection of that address is dropped, or of the address with the
+most shared slots. So a flood from one address drops its own connections.
 """
 
 import contextlib
@@ -13,23 +13,25 @@ from collections.abc import Iterator
 
 import trio
 
-from acstor_common.identity import handshake_limiter
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
 LOG_INTERVAL_S = 10.0
 LOG_LINES = 32  # log lines in LOG_INTERVAL_S, since attackers choose addresses and reasons
-PLACES_OF_HOST = 8
-"""For each host on the table at an address: four, and four more while old ones end."""
+SLOTS_PER_HOST = 8
+"""For each host in the table at an address: four, and four more while old ones end."""
 
 
-class HandshakeLimits:
+class UnauthenticatedConnections:
     """Connections before their Hello, at most ``limit`` from addresses without hosts."""
 
-    def __init__(self, limit: int, time_s: float, hosts: handshake_limiter.HostAddresses) -> None:
+    def __init__(
+        self, limit: int, time_s: float, hosts: handshake_rate_limit.HostAddresses
+    ) -> None:
         self.dropped = 0  # connections that failed before their Hello
-        self.handshakes = handshake_limiter.HandshakeLimiter(hosts)
+        self.handshakes = handshake_rate_limit.HandshakeRateLimit(hosts)
         self._limit, self._time_s, self._hosts = limit, time_s, hosts
         self._waiting: dict[trio.CancelScope, str] = {}  # oldest first
         self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, oldest first
@@ -41,12 +43,12 @@ class HandshakeLimits:
         return len(self._waiting) + sum(map(len, self._of_hosts.values()))
 
     @contextlib.contextmanager
-    def limit_handshake(self, ip: str) -> Iterator[None]:
-        """Count a connection as unauthenticated in a block; raise TooSlowError if it is dropped."""
+    def count_unauthenticated(self, ip: str) -> Iterator[None]:
+        """Count a connection during a block; raise TooSlowError if it is dropped."""
         is_dropped = True
         try:
             with trio.fail_after(self._time_s) as scope:
-                waiting = self._make_room(ip)
+                waiting = self._take_slot(ip)
                 waiting[scope] = ip
                 try:
                     yield
@@ -58,15 +60,15 @@ class HandshakeLimits:
         finally:
             self.dropped += is_dropped
 
-    def _make_room(self, ip: str) -> dict[trio.CancelScope, str]:
-        """Return the list for an address, after dropping connections to make room."""
+    def _take_slot(self, ip: str) -> dict[trio.CancelScope, str]:
+        """Return the connections that share slots with an address, at least one slot free."""
         hosts = self._hosts.hosts_at(ip)
         if hosts:
-            waiting, limit = self._of_hosts.setdefault(ip, {}), PLACES_OF_HOST * hosts
+            waiting, limit = self._of_hosts.setdefault(ip, {}), SLOTS_PER_HOST * hosts
         else:
             waiting, limit = self._waiting, self._limit
         while len(waiting) >= limit:
-            oldest = handshake_limiter.oldest_of_crowd(waiting)
+            oldest = handshake_rate_limit.oldest_of_busiest_address(waiting)
             del waiting[oldest]
             oldest.cancel()
         return waiting

@@ -64,7 +64,7 @@ class Peer:
     def __init__(self, cloud):
         self._cloud, self.host = cloud, cloud.hosts[HERE]
         self.giving = self.host.peer_server
-        self.heard = []
+        self.answers = []
         self.connect()
 
     def connect(self):
@@ -72,7 +72,7 @@ class Peer:
 
     async def ask(self, some):
         for one in some:
-            self.connection.hears[one.request_id] = self.heard.extend
+            self.connection.handlers[one.request_id] = self.answers.extend
         self.giving.requests_received(self.connection, some, trio.current_time())
         await trio.testing.wait_all_tasks_blocked()
 
@@ -179,9 +179,9 @@ async def test_delivery_poll_starts_after_the_send_queue_drains_and_backs_off(
     connection.is_there = True
     await trio.sleep(0.1)
     giving.answers_drained(connection)  # it is not watched any more
-    told = len(connection.looks)
+    reported = len(connection.looks)
     await trio.sleep(1)
-    assert len(connection.looks) == told <= len(times) + 1
+    assert len(connection.looks) == reported <= len(times) + 1
 
 
 async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_clock):
@@ -191,9 +191,9 @@ async def test_delivery_poll_stops_when_the_connection_ends(cloud, autojump_cloc
     peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(0.1)
     peer.giving.connection_ended(connection)
-    told = len(connection.looks)
+    reported = len(connection.looks)
     await trio.sleep(1)
-    assert len(connection.looks) == told > 0
+    assert len(connection.looks) == reported > 0
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ async def test_exception_in_delivery_poll_releases_the_upload_slot(cloud):
     peer.connection = Looked(peer.connection)
     peer.connection.is_there = None
     await peer.ask(requests([0]))
-    await until(lambda: len(peer.heard) == 1)
-    assert peer.heard[0].data == exchange_cloud.bytes_of(0)
+    await until(lambda: len(peer.answers) == 1)
+    assert peer.answers[0].data == exchange_cloud.bytes_of(0)
     await until(lambda: cloud.hosts[HERE].core.requests.uploads.used == 0)
 
 
@@ -270,8 +270,8 @@ async def test_map_lookups_end_when_their_requests_expire(cloud, autojump_clock)
     cloud.unattached, cloud.learn, peer = {IMAGE}, Hung(), Peer(cloud)
     await peer.ask(requests(range(8), timeout_ms=100))
     await trio.sleep(5)
-    assert {answer.code for answer in peer.heard} == {peer_wire.RefuseCode.UNREACHABLE}
-    assert (len(peer.heard), cloud.learn.in_flight) == (8, 0)
+    assert {answer.code for answer in peer.answers} == {peer_wire.RefuseCode.UNREACHABLE}
+    assert (len(peer.answers), cloud.learn.in_flight) == (8, 0)
 
 
 async def test_hanging_map_lookup_does_not_delay_other_images(cloud):
@@ -286,8 +286,8 @@ async def test_hanging_map_lookup_does_not_delay_other_images(cloud):
 
     cloud.learn = learn
     await peer.ask([*requests(range(100, 104), NOWHERE), *requests(range(4))])
-    await until(lambda: len(peer.heard) == 4)
-    assert sorted(answer.request_id for answer in peer.heard) == [0, 1, 2, 3]
+    await until(lambda: len(peer.answers) == 4)
+    assert sorted(answer.request_id for answer in peer.answers) == [0, 1, 2, 3]
     assert hung.in_flight == 1
 
 
@@ -330,5 +330,5 @@ async def test_exception_in_map_lookup_fails_only_that_request(cloud):
     cloud.learn = learn
     await peer.ask(requests([0, 1]))
     await trio.testing.wait_all_tasks_blocked()
-    codes = {answer.request_id: answer.code for answer in peer.heard}
+    codes = {answer.request_id: answer.code for answer in peer.answers}
     assert codes == {0: peer_wire.RefuseCode.UNREACHABLE, 1: peer_wire.RefuseCode.MISSING}

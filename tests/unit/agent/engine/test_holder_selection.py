@@ -123,7 +123,7 @@ def test_abandoned_source_read_survives_if_readahead_joins_it():
     machine.request_chunks([chunk(0)], P.READAHEAD, None)
     machine.request_chunks([chunk(n) for n in theirs], P.GUEST, "comes")
     for _ in mine:
-        machine.room_changed(True)  # one at each event
+        machine.cache_space_changed(True)  # one at each event
     left = {
         t.first_ref.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()
     }

@@ -66,7 +66,7 @@ class Boot(NamedTuple):
     read: dict[str, int]
     loaded: dict[str, int]
 
-    def check_needs_nobody(self, kept_bytes: int) -> None:
+    def check_local_only(self, kept_bytes: int) -> None:
         """Check that all bytes came from this host, the prefetched ones from its cache."""
         assert set(self.read) <= {"boot", "frame", "cache"}
         assert sum(self.read.values()) == len(self.data)
@@ -104,9 +104,9 @@ class Cloud:
             self.wait(lambda: not self._is_loading(host, image_id), "the rest of the boot image")
         finally:
             os.close(fd)
-        [told, *_] = agent.timelines(image_id)
-        loaded = [span.bytes for span in told.spans if span.what == "boot image"]
-        return Boot(data, took_s, fetched_bytes(agent) - before, told.bytes, *loaded)
+        [reported, *_] = agent.timelines(image_id)
+        loaded = [span.bytes for span in reported.spans if span.what == "boot image"]
+        return Boot(data, took_s, fetched_bytes(agent) - before, reported.bytes, *loaded)
 
     def _is_loading(self, host: str, image_id: str) -> bool:
         boot_image = self.agents[host].status()["images"][image_id]["boot_image"]
@@ -258,7 +258,7 @@ def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     warm = {host: cloud.boot(host, second_id) for host in kept}
     for host, boot in warm.items():
         assert boot.data == booted(second)
-        boot.check_needs_nobody(kept[host])
+        boot.check_local_only(kept[host])
         assert cloud.kept_ahead_bytes(host) == 0
         assert cloud.agents[host].status()["boot"]["prefetched_used_bytes"] == kept[host]
     assert cold.fetched_bytes >= half_bytes
@@ -284,5 +284,5 @@ def test_public_image_is_prefetched_only_by_hosts_that_want_all(
     assert cloud.kept_ahead_bytes("h3") == all_bytes
     warm = cloud.boot("h3", image_id)
     assert warm.data == booted(data)
-    warm.check_needs_nobody(all_bytes)
+    warm.check_local_only(all_bytes)
     print(f"public image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came, {warm.read}")

@@ -13,9 +13,9 @@ import pytest
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault_protocol import object_names
 from acstor_common.formats import checkpoint_encryption
-from acstor_common.identity import handshake_limiter
+from acstor_common.identity import handshake_rate_limit
 from acstor_common.model import ids
-from tests.fakes import denials
+from tests.fakes import dos_attacks
 from tests.lab import vaults
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
@@ -59,7 +59,7 @@ def test_hosts_connect_and_upload_beside_a_flood_of_silent_connections(
 ) -> None:
     h1, h2 = pair
     rest_s = max(upload(h1, h2, number) for number in range(5))
-    with h1.client(h2) as going_on, denials.Strangers(h2.port) as flood:
+    with h1.client(h2) as going_on, dos_attacks.SilentConnections(h2.port) as flood:
         until_s, took_s = time.monotonic() + FLOOD_S, list[float]()
         while len(took_s) < UPLOADS or time.monotonic() < until_s:
             took_s.append(upload(h1, h2, 5 + len(took_s)))
@@ -76,8 +76,8 @@ def test_hosts_connect_and_upload_beside_a_flood_of_silent_connections(
 @pytest.mark.parametrize(
     "address_of",
     [
-        lambda n: denials.STRANGERS[n % len(denials.STRANGERS)],
-        lambda n: denials.STRANGERS[n % 8],
+        lambda n: dos_attacks.STRANGERS[n % len(dos_attacks.STRANGERS)],
+        lambda n: dos_attacks.STRANGERS[n % 8],
         lambda n: "127.0.0.1",
     ],
 )
@@ -87,8 +87,8 @@ def test_unauthenticated_connections_that_hold_all_slots_are_displaced(
     """Also at the host's own address, as of a local user of its machine or behind a NAT."""
     h1, h2 = pair
     count = len(vaults.HOSTS) * connection_limit.UNAUTHENTICATED_OF_HOST + 8
-    assert count < len(vaults.HOSTS) * handshake_limiter.OF_HOST.burst
+    assert count < len(vaults.HOSTS) * handshake_rate_limit.OF_HOST.burst
     with contextlib.ExitStack() as stack:
         for number in range(count):
-            stack.enter_context(denials.silent(h2.port, address_of(number)))
+            stack.enter_context(dos_attacks.silent(h2.port, address_of(number)))
         assert upload(h1, h2, 0) < UPLOAD_S
