@@ -274,7 +274,7 @@ async def test_prefetch_is_bounded_by_the_cache_share_and_a_daily_limit(
 async def test_pins_and_boot_chunks_reduce_the_prefetch_limit(parts):
     cache = parts.host.cache
     limit = cache.statistics.limit_bytes
-    assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+    assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.PREFETCHED]
     for number in range(limit // CHUNK - 10):
         cache.pin_chunk(ids.cid_of(number.to_bytes(8)), CHUNK)
     assert 0 < cache.prefetched_limit_bytes < 16 * CHUNK
