@@ -196,7 +196,7 @@ def exchange_settings(
     chosen = load_policies(own)
     return settings.Settings(
         timeout_s=provider_timeout_s(own),
-        background_limit=exchange.AHEAD,
+        background_limit=exchange.MAX_PREFETCHES,
         copies_limit=COPIES_LIMIT if chosen.gives_copy_hints else 0,
         lost_after_s=own.lost_after_s,
         has_others=has_others,

@@ -50,14 +50,14 @@ def overview() -> figure.Figure:
 
 
 def roll_out() -> figure.Figure:
-    """Draw the steps of a roll-out and the way back from each."""
+    """Draw the steps of a roll-out and the rollback from each."""
     picture, panel = sheet(10.0, 2.6)
     steps = ("prepare\nimages", "two canary\nhosts", "verify", "a rack\nat a time", "all hosts")
     for number, step in enumerate(steps):
         box(panel, (0.2 + 2.0 * number, 1.2), (1.5, 0.9), step, BLUE, middle=True)
         if number:
             arrow(panel, (2.0 * number - 0.3, 1.65), (2.0 * number + 0.2, 1.65), "")
-    back = "way back at each step: acstor-nova-manage disable, restart nova-compute"
+    back = "rollback at each step: acstor-nova-manage disable, restart nova-compute"
     box(panel, (0.2, 0.2), (9.5, 0.6), back, ORANGE, middle=True)
     return picture
 

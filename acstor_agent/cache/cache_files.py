@@ -291,21 +291,21 @@ class CacheFiles:
         :return: whether it is the first use of a part that :meth:`keep_prefetched` kept
         """
         slot = self._core.slot_of(cid)
-        was_ahead = slot is not None and slot.keep_class is public_cache.KeepClass.AHEAD
+        was_prefetched = slot is not None and slot.keep_class is public_cache.KeepClass.PREFETCHED
         self.promote_chunk(cid, public_cache.KeepClass.BOOT)
         self._core.bound_boot()
-        return was_ahead
+        return was_prefetched
 
     def keep_prefetched(self, cid: ids.Cid) -> bool:
         """Keep a prefetched part of a boot image, after those in use; return whether it is here."""
-        is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
+        is_here = self.promote_chunk(cid, public_cache.KeepClass.PREFETCHED)
         self._core.bound_boot()
         return is_here
 
     @property
     def prefetched_limit_bytes(self) -> int:
         """Most bytes that :meth:`keep_prefetched` keeps, beside pins and boot images in use."""
-        core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.AHEAD]
+        core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.PREFETCHED]
         taken = core.pins.slot_bytes + core.usage.class_bytes[public_cache.KeepClass.BOOT]
         return max(0, min(core.limit_bytes // share, core.limit_bytes - taken))
 

@@ -43,7 +43,7 @@ LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
-PLACES_LIMIT = 4096
+LOCATIONS_LIMIT = 4096
 STREAMS = 6  # concurrent whole downloads, on connections of their own
 STREAM_SILENCE_S = 30.0  # in a whole download, which must restart from the beginning
 _NEW = frozenset({image_record.ACTIVE})  # statuses of images to attach
@@ -108,7 +108,7 @@ class GlanceSource(driver.Driver):
         self._streams = http_pool.HttpPool(
             self.group_name, dataclasses.replace(limits, connections=STREAMS, timeout_s=patient)
         )
-        self._places = lru_table.LruTable[base.Blob, BlobLocation](PLACES_LIMIT)
+        self._locations = lru_table.LruTable[base.Blob, BlobLocation](LOCATIONS_LIMIT)
         self._range_refusals = range_refusals.RangeRefusals(range_retry_s)
         self._where = endpoint or "Glance"
         self._threads = blocking_threads.BlockingThreads(
@@ -180,7 +180,7 @@ class GlanceSource(driver.Driver):
             size_bytes = await self._of_file(blob, what, location, 0, 1, ask)
             return base.BlobState(size_bytes, location.glance_id)
         except errors.ChunkMissing:
-            self._places.pop(blob, None)  # its bytes may come from another source
+            self._locations.pop(blob, None)  # its bytes may come from another source
             raise
 
     async def fill_run(self, run: driver.BlobRun) -> None:
@@ -188,7 +188,7 @@ class GlanceSource(driver.Driver):
         blob, what = run.blob, run.description
         if why := self._range_refusals.why_not_asked(blob):
             raise errors.ChunkRefused(what, self._where, why)
-        location = self._places.get_as_used(blob) or await self._find(blob, what, _IN_USE)
+        location = self._locations.get_as_used(blob) or await self._find(blob, what, _IN_USE)
         if location.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
@@ -196,7 +196,7 @@ class GlanceSource(driver.Driver):
             await self._of_file(blob, what, location, run.offset, run.length, ask)
         except http_range.RangeRefused as error:
             if error.status == 404 and location.glance_id != blob.image_id:
-                self._places.pop(blob, None)  # it may have been replaced
+                self._locations.pop(blob, None)  # it may have been replaced
             raise
 
     def lacks_ranges(self, blob: base.Blob) -> bool:
@@ -205,7 +205,7 @@ class GlanceSource(driver.Driver):
 
     def cached_location(self, blob: base.Blob) -> BlobLocation | None:
         """Return the location of a blob from the last look-up."""
-        return self._places.get(blob)
+        return self._locations.get(blob)
 
     async def find(self, blob: base.Blob, *, is_in_use: bool) -> BlobLocation:
         """Look up a blob in Glance, and check that it may be used.
@@ -235,12 +235,12 @@ class GlanceSource(driver.Driver):
             if self._preference.suspend(blob, error):
                 return await self.download_blob(blob, location, receive)
             if error.status == 404:
-                self._places.pop(blob, None)  # it may have been replaced
+                self._locations.pop(blob, None)  # it may have been replaced
             raise
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of the stored bytes."""
-        location = self._places.get(blob)
+        location = self._locations.get(blob)
         return location.os_hash if location else chunk_map.UNKNOWN_OS_HASH
 
     def source_health(self) -> base.Health:
@@ -293,7 +293,7 @@ class GlanceSource(driver.Driver):
         return self._range_refusals.record_refusal(blob, location.size_bytes, error)
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> BlobLocation:
-        self._places.pop(blob, None)
+        self._locations.pop(blob, None)
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):
             raise errors.ChunkRefused(what, self._where, why)
@@ -302,7 +302,7 @@ class GlanceSource(driver.Driver):
             location = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
         elif image.is_convertible:
             location = await self._find_artefact(image, *CONVERTED, what)
-        self._places[blob] = location
+        self._locations[blob] = location
         return location
 
     async def _find_artefact(

@@ -93,7 +93,7 @@ while True:
 """
 
 
-class Testbed:
+class Rig:
     """Three hosts, their inventory, and a cloud around them."""
 
     def __init__(self, lab, control, machines, packages, hosts_file):
@@ -204,7 +204,7 @@ def prepare(name, machine):
 
 
 @pytest.fixture(scope="module")
-def testbed(image_services, tmp_path_factory):
+def rig(image_services, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ansible")
     try:
         packages = debian_root.built("trixie")
@@ -220,147 +220,147 @@ def testbed(image_services, tmp_path_factory):
             control.run(documents.section("install/ansible.rst", "Enabling compute hosts")[:-1])
             hosts_file = inventory(image_services, reached, packages)
             control.edit(hosts_file)
-            yield Testbed(image_services, control, machines, packages, hosts_file)
+            yield Rig(image_services, control, machines, packages, hosts_file)
     except errors.Unusable as e:
         pytest.skip(str(e))
 
 
 @pytest.fixture(scope="module")
-def image_id(testbed):
+def image_id(rig):
     """Return an image that the role's listener has prepared."""
-    uploaded = uploads.Images(testbed.lab)
+    uploaded = uploads.Images(rig.lab)
     made = uploaded.upload(DATA)
     uploaded.wait_state(made)
     yield made
     uploaded.clean_up()
 
 
-def test_check_mode_changes_nothing_on_clean_hosts(testbed):
-    played = testbed.play(testbed.enable, "--check")
+def test_check_mode_changes_nothing_on_clean_hosts(rig):
+    played = rig.play(rig.enable, "--check")
     assert not played.failed, played.said
     assert min(played.changed.values()) > 0
     for name in ADDRESSES:
-        assert not testbed.is_there(name, "/etc/apt/sources.list.d/acstor.list")
-        assert not testbed.is_there(name, "/etc/acstor")
+        assert not rig.is_there(name, "/etc/apt/sources.list.d/acstor.list")
+        assert not rig.is_there(name, "/etc/acstor")
 
 
-def test_failed_canary_leaves_the_other_hosts_unchanged(testbed):
+def test_failed_canary_leaves_the_other_hosts_unchanged(rig):
     wrong = ("-e", "acstor_agent_password=wrong", "-e", "acstor_joins_within_s=9")
-    played = testbed.play(testbed.enable, *wrong)
+    played = rig.play(rig.enable, *wrong)
     assert played.failed == {"compute1"}, played.said
     assert "Keystone refuses the credentials" in played.said, played.said
-    assert not testbed.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
+    assert not rig.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
 
 
-def test_canary_is_enabled_alone(testbed):
-    played = testbed.play(testbed.enable_canary)
+def test_canary_is_enabled_alone(rig):
+    played = rig.play(rig.enable_canary)
     assert not played.failed, played.said
-    assert testbed.ring("compute1") == {"compute1"}
-    assert not testbed.play(CHECK, "--limit", "acstor_canary").failed
-    assert not testbed.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
+    assert rig.ring("compute1") == {"compute1"}
+    assert not rig.play(CHECK, "--limit", "acstor_canary").failed
+    assert not rig.is_there("compute2", "/etc/apt/sources.list.d/acstor.list")
 
 
-def test_next_run_enables_the_other_hosts(testbed):
-    played = testbed.play(testbed.enable)
+def test_next_run_enables_the_other_hosts(rig):
+    played = rig.play(rig.enable)
     assert not played.failed, played.said
     assert played.changed["compute1"] == 0, played.said
     for name in COMPUTES:
-        assert testbed.ring(name) == set(COMPUTES)
-        assert testbed.images_type(name) == "acstor"
-        assert testbed.run(name, "stat -c '%a %U' /etc/acstor/acstor-agent.conf") == "600 root\n"
-        testbed.run(name, "acstor-nova-manage check")
-    assert not testbed.play(CHECK).failed
+        assert rig.ring(name) == set(COMPUTES)
+        assert rig.images_type(name) == "acstor"
+        assert rig.run(name, "stat -c '%a %U' /etc/acstor/acstor-agent.conf") == "600 root\n"
+        rig.run(name, "acstor-nova-manage check")
+    assert not rig.play(CHECK).failed
 
 
-def test_mirrors_equal_the_image(testbed, image_id):
+def test_mirrors_equal_the_image(rig, image_id):
     for name in COMPUTES:
-        testbed.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+        rig.run(name, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--check",)], ids=["again", "check mode"])
-def test_second_run_changes_nothing(testbed, arguments):
-    played = testbed.play(testbed.enable, *arguments)
+def test_second_run_changes_nothing(rig, arguments):
+    played = rig.play(rig.enable, *arguments)
     assert not played.failed, played.said
     assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said
 
 
-def test_check_names_a_host_whose_agent_is_stopped(testbed):
-    testbed.run("compute2", "systemctl stop acstor-agent")
-    played = testbed.play(CHECK, "-e", "acstor_joins_within_s=3")
+def test_check_names_a_host_whose_agent_is_stopped(rig):
+    rig.run("compute2", "systemctl stop acstor-agent")
+    played = rig.play(CHECK, "-e", "acstor_joins_within_s=3")
     assert played.failed == {"compute2"}, played.said
-    testbed.run("compute2", "systemctl start acstor-agent")
-    assert not testbed.play(CHECK).failed
+    rig.run("compute2", "systemctl start acstor-agent")
+    assert not rig.play(CHECK).failed
 
 
-def test_agent_alone_is_installed_and_removed_on_debian_12(testbed, image_id, tmp_path):
+def test_agent_alone_is_installed_and_removed_on_debian_12(rig, image_id, tmp_path):
     packages = debian_root.built("bookworm")
     with booted(tmp_path, [OLD], "bookworm", OLD_ROOT_PACKAGES) as machines:
-        machine = testbed.machines[OLD] = machines[OLD]
-        reached = ansible_control.serve_ssh(machine, OLD_ADDRESS, testbed.control.key)
+        machine = rig.machines[OLD] = machines[OLD]
+        reached = ansible_control.serve_ssh(machine, OLD_ADDRESS, rig.control.key)
         words = {"acstor_nova": False, "acstor_packages": str(packages)}
-        changed = copy.deepcopy(testbed.inventory)
+        changed = copy.deepcopy(rig.inventory)
         changed["acstor_computes"]["hosts"][OLD] = reached | own(OLD_ADDRESS) | words
-        testbed.control.edit(changed)
+        rig.control.edit(changed)
         for changes in (True, False):
-            played = testbed.play(testbed.enable, "--limit", OLD)
+            played = rig.play(rig.enable, "--limit", OLD)
             assert not played.failed and bool(played.changed[OLD]) == changes, played.said
-        assert testbed.ring(OLD) == {*COMPUTES, OLD}
-        testbed.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
-        assert not testbed.play(testbed.remove, "--limit", OLD).failed
-        assert not testbed.run(OLD, FIND)
-    del testbed.machines[OLD]
-    testbed.control.edit(testbed.inventory)
+        assert rig.ring(OLD) == {*COMPUTES, OLD}
+        rig.run(OLD, f"cmp {MIRROR}/images/{image_id}.raw /srv/same")
+        assert not rig.play(rig.remove, "--limit", OLD).failed
+        assert not rig.run(OLD, FIND)
+    del rig.machines[OLD]
+    rig.control.edit(rig.inventory)
 
 
-def test_upgrade_fails_no_read(testbed, image_id):
+def test_upgrade_fails_no_read(rig, image_id):
     for name in COMPUTES:
         reader = f"python3 /root/reader {MIRROR}/images/{image_id}.raw /srv/same"
-        testbed.run(name, f"systemd-run --quiet --unit=reader {reader}")
-    before = {name: (testbed.version(name), testbed.agent_pid(name)) for name in COMPUTES}
-    played = testbed.play(testbed.enable, "-e", f"acstor_packages={testbed.packages / 'next'}")
+        rig.run(name, f"systemd-run --quiet --unit=reader {reader}")
+    before = {name: (rig.version(name), rig.agent_pid(name)) for name in COMPUTES}
+    played = rig.play(rig.enable, "-e", f"acstor_packages={rig.packages / 'next'}")
     assert not played.failed, played.said
     for name in COMPUTES:
         version, pid = before[name]
-        assert testbed.version(name) == version.removesuffix("-1") + "-2"
-        assert testbed.agent_pid(name) not in ("0", pid)
-        reads = int(testbed.run(name, "cat /run/reads"))
+        assert rig.version(name) == version.removesuffix("-1") + "-2"
+        assert rig.agent_pid(name) not in ("0", pid)
+        reads = int(rig.run(name, "cat /run/reads"))
         runs.wait_for(
-            lambda name=name, reads=reads: int(testbed.run(name, "cat /run/reads")) > reads,
+            lambda name=name, reads=reads: int(rig.run(name, "cat /run/reads")) > reads,
             DEADLINE_S,
             "reads after the upgrade",
-            lambda name=name: testbed.run(name, "systemctl status reader || true"),
+            lambda name=name: rig.run(name, "systemctl status reader || true"),
         )
-        testbed.run(name, "systemctl is-active reader")
-    assert testbed.version("controller1", "acstor-decision").endswith("-2")
+        rig.run(name, "systemctl is-active reader")
+    assert rig.version("controller1", "acstor-decision").endswith("-2")
 
 
-def test_disable_playbook_resets_nova_and_keeps_the_agents(testbed):
-    played = testbed.play(testbed.disable)
+def test_disable_playbook_resets_nova_and_keeps_the_agents(rig):
+    played = rig.play(rig.disable)
     assert not played.failed, played.said
     for name in COMPUTES:
-        assert testbed.images_type(name) == "default"
-        testbed.run(name, "systemctl is-active acstor-agent reader")
-    assert set(testbed.play(testbed.disable).changed.values()) == {0}
-    assert set(testbed.play(testbed.disable, "--check").changed.values()) == {0}
+        assert rig.images_type(name) == "default"
+        rig.run(name, "systemctl is-active acstor-agent reader")
+    assert set(rig.play(rig.disable).changed.values()) == {0}
+    assert set(rig.play(rig.disable, "--check").changed.values()) == {0}
 
 
-def test_removal_is_refused_on_a_host_whose_guests_read_mirrors(testbed):
-    played = testbed.play(testbed.remove, "--limit", "compute1")
+def test_removal_is_refused_on_a_host_whose_guests_read_mirrors(rig):
+    played = rig.play(rig.remove, "--limit", "compute1")
     assert played.failed == {"compute1"}
     assert "guests of this host read images" in played.said, played.said
-    testbed.run("compute1", "systemctl is-active acstor-agent reader")
+    rig.run("compute1", "systemctl is-active acstor-agent reader")
     for name in COMPUTES:
-        testbed.run(name, "systemctl stop reader")
+        rig.run(name, "systemctl stop reader")
 
 
-def test_removal_leaves_only_files_left_by_design(testbed):
-    played = testbed.play(testbed.remove)
+def test_removal_leaves_only_files_left_by_design(rig):
+    played = rig.play(rig.remove)
     assert not played.failed, played.said
     for name in ADDRESSES:
-        left = set(testbed.run(name, FIND).split())
+        left = set(rig.run(name, FIND).split())
         assert left <= LEFT_BY_DESIGN
-        assert "acstor" not in testbed.run(name, "systemctl list-units --all 'acstor*' --no-legend")
-        assert "acstor" not in testbed.run(name, "cat /proc/self/mounts")
-        assert "acstor" not in testbed.run(name, "dpkg-query --list | grep ^ii || true")
-    played = testbed.play(testbed.remove)
+        assert "acstor" not in rig.run(name, "systemctl list-units --all 'acstor*' --no-legend")
+        assert "acstor" not in rig.run(name, "cat /proc/self/mounts")
+        assert "acstor" not in rig.run(name, "dpkg-query --list | grep ^ii || true")
+    played = rig.play(rig.remove)
     assert played.changed == dict.fromkeys(ADDRESSES, 0), played.said

@@ -117,9 +117,9 @@ class Cloud:
         boots = self.agents[host].status()["boot"]
         return boots["prefetched"], boots["prefetched_bytes"]
 
-    def kept_ahead_bytes(self, host: str) -> int:
+    def prefetched_bytes(self, host: str) -> int:
         """Return how many bytes of boot images a host keeps that no guest has needed yet."""
-        kept: int = self.agents[host].status()["cache"]["bytes_by_class"]["ahead"]
+        kept: int = self.agents[host].status()["cache"]["bytes_by_class"]["prefetched"]
         return kept
 
     def source_bytes(self) -> int:
@@ -243,7 +243,7 @@ def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     frames = frames_of(glance, second_id)
     assert sorted(number for one in frames for number in one.chunk_nos) == sorted(TRACE)
     new_bytes = sum(one.stored_bytes for one in frames if max(one.chunk_nos) >= _HALF)
-    kept = {host: cloud.kept_ahead_bytes(host) for host in ("h2", "h4")}
+    kept = {host: cloud.prefetched_bytes(host) for host in ("h2", "h4")}
     came = {host: cloud.ahead(host)[1] for host in kept}
     read_bytes = cloud.source_bytes() - read_bytes
     print(f"of {new_bytes} bytes came {came}, kept {kept}; {read_bytes} were read of the source")
@@ -259,7 +259,7 @@ def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     for host, boot in warm.items():
         assert boot.data == booted(second)
         boot.check_local_only(kept[host])
-        assert cloud.kept_ahead_bytes(host) == 0
+        assert cloud.prefetched_bytes(host) == 0
         assert cloud.agents[host].status()["boot"]["prefetched_used_bytes"] == kept[host]
     assert cold.fetched_bytes >= half_bytes
     for name, boot in (("cold", cold), ("ahead", warm["h2"])):
@@ -281,7 +281,7 @@ def test_public_image_is_prefetched_only_by_hosts_that_want_all(
     assert cloud.ahead("h2") == (0, 0)
     all_bytes = sum(one.stored_bytes for one in frames_of(glance, image_id))
     assert cloud.ahead("h3") == (1, all_bytes)
-    assert cloud.kept_ahead_bytes("h3") == all_bytes
+    assert cloud.prefetched_bytes("h3") == all_bytes
     warm = cloud.boot("h3", image_id)
     assert warm.data == booted(data)
     warm.check_local_only(all_bytes)

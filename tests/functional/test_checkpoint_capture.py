@@ -35,7 +35,7 @@ class NoPace:
         pass
 
 
-class Testbed:
+class Rig:
     """A domain, a vault, and the domain's last checkpoint."""
 
     def __init__(self, host, folder, *options, cache="none", disk_bytes=DISK_BYTES):
@@ -116,11 +116,11 @@ class Testbed:
 
 
 @pytest.fixture
-def testbed(host, tmp_path):
+def rig(host, tmp_path):
     made = []
 
     def make(*options, **others):
-        made.append(Testbed(host, tmp_path, *options, **others))
+        made.append(Rig(host, tmp_path, *options, **others))
         return made[-1]
 
     yield make
@@ -140,9 +140,9 @@ def start_of(size_bytes=DISK_BYTES):
         ("directsync", ("-o", "extended_l2=on,cluster_size=128k")),
     ],
 )
-def test_checkpoint_equals_the_disk_at_one_moment_under_writes(testbed, tmp_path, cache, options):
+def test_checkpoint_equals_the_disk_at_one_moment_under_writes(rig, tmp_path, cache, options):
     """Each equals QEMU's export of that moment, and a prefix of the sequence of writes."""
-    it = testbed(*options, cache=cache)
+    it = rig(*options, cache=cache)
     it.start()
     with domain_lab.Writer(it.guest, DISK_BYTES, seed=len(options)) as writer:
         for number in range(4):
@@ -159,8 +159,8 @@ def test_checkpoint_equals_the_disk_at_one_moment_under_writes(testbed, tmp_path
         assert writer.done > low
 
 
-def test_increment_reads_only_written_chunks(testbed):
-    it = testbed()
+def test_increment_reads_only_written_chunks(rig):
+    it = rig()
     it.start()
     for at in range(0, 8 * MIB, 2 * MIB):
         it.guest.write(at, 64 * KIB, 7)
@@ -174,9 +174,9 @@ def test_increment_reads_only_written_chunks(testbed):
     assert wanted[2 * MIB + 4096 : 2 * MIB + 8192] == bytes([8]) * 4096
 
 
-def test_unflushed_write_is_captured_after_its_flush(testbed):
+def test_unflushed_write_is_captured_after_its_flush(rig):
     """Unflushed tables in QEMU's memory are not read; a later checkpoint has their clusters."""
-    it = testbed()
+    it = rig()
     it.guest.domain.createWithFlags(domain_lab.libvirt.VIR_DOMAIN_START_PAUSED)
     it.guest.write(3 * MIB, CHUNK, 5, how="")
     before = it.take()
@@ -187,8 +187,8 @@ def test_unflushed_write_is_captured_after_its_flush(testbed):
     assert it.take() == wanted
 
 
-def test_discarded_and_zeroed_ranges_read_as_zeros(testbed):
-    it = testbed()
+def test_discarded_and_zeroed_ranges_read_as_zeros(rig):
+    it = rig()
     it.start()
     it.guest.write(0, 4 * CHUNK, 1)
     it.take()
@@ -205,8 +205,8 @@ def test_discarded_and_zeroed_ranges_read_as_zeros(testbed):
 
 
 @pytest.mark.parametrize("end", ["destroy", "reboot"])
-def test_bitmap_survives_a_stop_of_the_guest(testbed, end):
-    it = testbed()
+def test_bitmap_survives_a_stop_of_the_guest(rig, end):
+    it = rig()
     it.start()
     it.guest.write(0, CHUNK, 1)
     it.take()
@@ -222,8 +222,8 @@ def test_bitmap_survives_a_stop_of_the_guest(testbed, end):
     assert found[9 * CHUNK] == 2 and found[11 * CHUNK] == 3
 
 
-def test_crash_of_qemu_loses_the_bitmap(testbed):
-    it = testbed()
+def test_crash_of_qemu_loses_the_bitmap(rig):
+    it = rig()
     it.start()
     it.guest.write(0, CHUNK, 1)
     it.take()
@@ -242,8 +242,8 @@ def test_crash_of_qemu_loses_the_bitmap(testbed):
 
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("size_bytes", [DISK_BYTES + 5 * CHUNK // 2, DISK_BYTES - 7 * CHUNK // 2])
-def test_disk_may_be_resized_between_checkpoints(testbed, is_running, size_bytes):
-    it = testbed(disk_bytes=DISK_BYTES - 512)
+def test_disk_may_be_resized_between_checkpoints(rig, is_running, size_bytes):
+    it = rig(disk_bytes=DISK_BYTES - 512)
     it.start()
     it.guest.write(DISK_BYTES - 2 * CHUNK, 2 * CHUNK - 512, 1)
     it.take()
@@ -265,9 +265,9 @@ def test_disk_may_be_resized_between_checkpoints(testbed, is_running, size_bytes
     assert it.take() == wanted
 
 
-def test_live_snapshot_of_nova_aborts_the_running_checkpoint_only(testbed, tmp_path):
+def test_live_snapshot_of_nova_aborts_the_running_checkpoint_only(rig, tmp_path):
     """Nova first aborts the disk's block job, which is ours."""
-    it = testbed()
+    it = rig()
     it.start()
     it.guest.write(0, CHUNK, 1)
     it.take()
@@ -286,8 +286,8 @@ def test_live_snapshot_of_nova_aborts_the_running_checkpoint_only(testbed, tmp_p
     assert it.guest.domain.listAllCheckpoints() == []
 
 
-def test_clean_up_ends_the_export_of_a_killed_daemon(testbed):
-    it = testbed()
+def test_clean_up_ends_the_export_of_a_killed_daemon(rig):
+    it = rig()
     it.start()
     moment = it.domain.export_snapshot("acstor-cut", "", it.folder)
     moment.__enter__()
@@ -300,8 +300,8 @@ def test_clean_up_ends_the_export_of_a_killed_daemon(testbed):
         it.domain.remove_bitmap("backup-tool")
 
 
-def test_clean_up_leaves_a_foreign_backup_job_alone(testbed):
-    it = testbed()
+def test_clean_up_leaves_a_foreign_backup_job_alone(rig):
+    it = rig()
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
     it.guest.domain.backupBegin(
@@ -312,8 +312,8 @@ def test_clean_up_leaves_a_foreign_backup_job_alone(testbed):
     it.guest.domain.abortJob()
 
 
-def test_server_can_be_deleted_while_a_checkpoint_is_taken(testbed):
-    it = testbed()
+def test_server_can_be_deleted_while_a_checkpoint_is_taken(rig):
+    it = rig()
     it.start()
 
     def delete(_moment):
@@ -330,8 +330,8 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(testbed):
     assert list(it.folder.glob("acstor-*")) == []
 
 
-def test_list_servers_returns_only_nova_servers_on_mirrors(testbed):
-    it = testbed()
+def test_list_servers_returns_only_nova_servers_on_mirrors(rig):
+    it = rig()
     (server,) = it.domains.list_servers().servers
     assert server.instance == it.guest.instance and server.project == it.guest.project
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
@@ -341,8 +341,8 @@ def test_list_servers_returns_only_nova_servers_on_mirrors(testbed):
     assert elsewhere.list_servers().servers == []
 
 
-def test_base_of_returns_the_image_id_only_for_a_disk_on_the_mirror(testbed):
-    it = testbed()
+def test_base_of_returns_the_image_id_only_for_a_disk_on_the_mirror(rig):
+    it = rig()
     assert overlay.base_of(str(it.guest.path), "/elsewhere") is None
     assert overlay.base_of(str(it.folder / "none"), str(it.guest.mirrors)) is None
     assert overlay.base_of(str(it.guest.path), str(it.guest.mirrors)) == ids.ImageId(it.guest.image)

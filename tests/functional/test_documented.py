@@ -163,7 +163,7 @@ def test_documented_commands_start_restart_and_upgrade_the_unit(installed: Host)
     runs.wait_for(is_up, SOON_S, "agent", log)
     assert len({first, second, pid()}) == 3
     installed.type(documents.section("admin/remove.rst", "From Nova", "systemctl"))
-    installed.type(documents.section("install/roll_out.rst", "The way back", "systemctl"))
+    installed.type(documents.section("install/roll_out.rst", "Roll back", "systemctl"))
     installed.type(["systemctl disable --now acstor-agent nova-compute"])
 
 
@@ -211,7 +211,7 @@ def test_agent_without_openstack_works_as_documented(by_hand: Host) -> None:
     assert by_hand.type([f"stat -c %s /var/lib/acstor/mirror/disks/{words['DISK']}.raw"]) == (
         f"{8 * MIB}\n"
     )
-    by_hand.type(documents.section("admin/disk_scheduling.rst", "How to see what it does"))
+    by_hand.type(documents.section("admin/disk_scheduling.rst", "Monitor it"))
     by_hand.type(documents.section("admin/operate.rst", "Every day", "acstor-agent-ctl"))
 
 
@@ -259,7 +259,7 @@ def test_documented_commands_enable_and_disable_nova(installed: Host) -> None:
     installed.type(["/opt/acstor/bin/acstor-nova-manage enable", f"test -e {file}"])
     installed.type(documents.section("admin/remove.rst", "From Nova", "acstor-nova-manage"))
     assert installed.type([f"test -e {file} || echo gone"]) == "gone\n"
-    installed.type(documents.section("install/roll_out.rst", "The way back", "acstor-nova-manage"))
+    installed.type(documents.section("install/roll_out.rst", "Roll back", "acstor-nova-manage"))
 
 
 # Of Keystone
@@ -304,7 +304,7 @@ def test_documented_commands_create_and_remove_the_canary_aggregate(nova: cloud.
     ask(nova, [line for line in made if "openstack acstor" not in line])
     shown = json.loads(ask(nova, ["openstack aggregate show acstor-canary -f json"]))
     assert shown["hosts"] == ["compute1", "compute2"]
-    ask(nova, documents.section("install/roll_out.rst", "4. Widen"))
+    ask(nova, documents.section("install/roll_out.rst", "4. Add racks"))
     assert client.openstack(nova, "admin", "aggregate", "show", "documented-canary").returncode
 
 

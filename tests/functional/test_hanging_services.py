@@ -43,7 +43,7 @@ TIMEOUT_S = 1.0
 FAULTS = ("hang", "refuse")
 
 
-class Testbed(NamedTuple):
+class Rig(NamedTuple):
     """An agent whose services are behind proxies, and images that it can read."""
 
     agent: agents.Agent
@@ -119,7 +119,7 @@ def prepared(image_services: Any, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture(scope="module")
-def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
+def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """One agent for all tests of the module; each test leaves it without faults."""
     tmp_path = tmp_path_factory.mktemp("agent")
     tester, data, images = prepared
@@ -148,56 +148,56 @@ def running(prepared: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         agent = stack.enter_context(starting)
         agent.wait_ready()
         unread = iter(range(9, len(data) // uploads.CHUNK))
-        found = Testbed(agent, keystone, glance, rabbitmq, lab, data, images, unread)
+        found = Rig(agent, keystone, glance, rabbitmq, lab, data, images, unread)
         agents.request(agent.control_socket, "attach-image", image_id=images[0])
         found.check_cached()
         yield found
 
 
 @pytest.fixture
-def testbed(running: Testbed) -> Iterator[Testbed]:
+def rig(running: Rig) -> Iterator[Rig]:
     yield running
     for proxy in (running.keystone, running.glance, running.rabbitmq):
         proxy.pass_on()
 
 
 def check_waits(
-    testbed: Testbed, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
+    rig: Rig, waiting: concurrent.futures.Future[bytes], proxy: faulty_proxy.FaultyProxy
 ) -> None:
     """Check that a read waits for a reported service and other reads do not; end the fault."""
-    testbed.wait_trouble(proxy.url, "[source_glance], as acstor")
-    testbed.check_cached()
+    rig.wait_trouble(proxy.url, "[source_glance], as acstor")
+    rig.check_cached()
     assert not waiting.done()
     proxy.pass_on()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_glance_is_reported_and_reads_wait(testbed: Testbed, fault: str) -> None:
-    path, chunk_no = testbed.agent.image_path(testbed.images[0]), next(testbed.unread)
+def test_hung_or_refusing_glance_is_reported_and_reads_wait(rig: Rig, fault: str) -> None:
+    path, chunk_no = rig.agent.image_path(rig.images[0]), next(rig.unread)
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
-        getattr(testbed.glance, fault)()
+        getattr(rig.glance, fault)()
         waiting = guest.submit(read, path, chunk_no)
-        check_waits(testbed, waiting, testbed.glance)
-        assert waiting.result(WAIT_S) == testbed.chunk(chunk_no)
-    testbed.wait_no_trouble()
+        check_waits(rig, waiting, rig.glance)
+        assert waiting.result(WAIT_S) == rig.chunk(chunk_no)
+    rig.wait_no_trouble()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_keystone_is_reported_and_reads_wait(testbed: Testbed, fault: str) -> None:
-    agent, chunk_no = testbed.agent, next(testbed.unread)
+def test_hung_or_refusing_keystone_is_reported_and_reads_wait(rig: Rig, fault: str) -> None:
+    agent, chunk_no = rig.agent, next(rig.unread)
     agent.stop()
-    getattr(testbed.keystone, fault)()
+    getattr(rig.keystone, fault)()
     agent.start()  # it authenticates again
     agent.wait_ready()
     with concurrent.futures.ThreadPoolExecutor(1) as guest:
-        waiting = guest.submit(read, agent.image_path(testbed.images[0]), chunk_no)
-        check_waits(testbed, waiting, testbed.keystone)
-        assert waiting.result(WAIT_S) == testbed.chunk(chunk_no)
-    testbed.wait_no_trouble()
+        waiting = guest.submit(read, agent.image_path(rig.images[0]), chunk_no)
+        check_waits(rig, waiting, rig.keystone)
+        assert waiting.result(WAIT_S) == rig.chunk(chunk_no)
+    rig.wait_no_trouble()
 
 
-def test_keystone_that_refuses_the_user_is_reported(testbed: Testbed) -> None:
-    agent, admin = testbed.agent, accounts.connect(testbed.lab.keystone.auth_url).identity
+def test_keystone_that_refuses_the_user_is_reported(rig: Rig) -> None:
+    agent, admin = rig.agent, accounts.connect(rig.lab.keystone.auth_url).identity
     agent.stop()
     user = admin.find_user("acstor", ignore_missing=False)
     admin.update_user(user, enabled=False)
@@ -205,24 +205,24 @@ def test_keystone_that_refuses_the_user_is_reported(testbed: Testbed) -> None:
         agent.start()
         agent.wait_ready()
         with pytest.raises(errors.Unusable, match="refuses the credentials"):
-            agents.request(agent.control_socket, "attach-image", image_id=testbed.images[1])
-        testbed.wait_trouble("HTTP 401", f"[source_glance], as acstor at {testbed.keystone.url}")
-        testbed.check_cached()
+            agents.request(agent.control_socket, "attach-image", image_id=rig.images[1])
+        rig.wait_trouble("HTTP 401", f"[source_glance], as acstor at {rig.keystone.url}")
+        rig.check_cached()
     finally:
         admin.update_user(user, enabled=True)
-    agents.request(agent.control_socket, "attach-image", image_id=testbed.images[1])
-    chunk_no = next(testbed.unread)
-    assert read(agent.image_path(testbed.images[0]), chunk_no) == testbed.chunk(chunk_no)
-    testbed.wait_no_trouble()
+    agents.request(agent.control_socket, "attach-image", image_id=rig.images[1])
+    chunk_no = next(rig.unread)
+    assert read(agent.image_path(rig.images[0]), chunk_no) == rig.chunk(chunk_no)
+    rig.wait_no_trouble()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_hung_or_refusing_rabbitmq_is_reported(testbed: Testbed, fault: str) -> None:
-    getattr(testbed.rabbitmq, fault)()
-    testbed.wait_trouble(f"{testbed.rabbitmq.address} as guest", "[DEFAULT] transport_url")
-    testbed.check_cached()
-    testbed.rabbitmq.pass_on()
-    testbed.wait_no_trouble()  # a sample was sent
+def test_hung_or_refusing_rabbitmq_is_reported(rig: Rig, fault: str) -> None:
+    getattr(rig.rabbitmq, fault)()
+    rig.wait_trouble(f"{rig.rabbitmq.address} as guest", "[DEFAULT] transport_url")
+    rig.check_cached()
+    rig.rabbitmq.pass_on()
+    rig.wait_no_trouble()  # a sample was sent
 
 
 @pytest.mark.expect_log("Nova does not answer: ")

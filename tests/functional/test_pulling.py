@@ -33,7 +33,7 @@ QEMU_10 = 10_000_000
 
 
 @pytest.fixture
-def testbed(host, tmp_path):
+def rig(host, tmp_path):
     made = []
 
     def make(changed=CHANGED, rate_bytes_s=0):
@@ -72,8 +72,8 @@ def ends_as_it_should(it, more_chunks=0):
     assert os.listdir(it.guest.path.parent).count(f"disk{offline_pull.COPY_ENDING}") == 0
 
 
-def test_running_server_is_rebased_to_the_mirror_with_its_checkpoint_data(testbed, tmp_path):
-    it = testbed()
+def test_running_server_is_rebased_to_the_mirror_with_its_checkpoint_data(rig, tmp_path):
+    it = rig()
     start(it)
     it.write(3 * CHUNK + 512, 1024, 7)
     it.look()
@@ -94,8 +94,8 @@ def test_running_server_is_rebased_to_the_mirror_with_its_checkpoint_data(testbe
     ends_as_it_should(it, more_chunks=1)
 
 
-def test_server_is_pulled_only_after_its_checkpoint_is_restored(testbed):
-    it = testbed()
+def test_server_is_pulled_only_after_its_checkpoint_is_restored(rig):
+    it = rig()
     start(it)
     it.know(key="ab" * 32)
     it.look()
@@ -107,9 +107,9 @@ def test_server_is_pulled_only_after_its_checkpoint_is_restored(testbed):
 
 
 @pytest.mark.expect_log("it does not belong to server")
-def test_disk_on_the_checkpoint_of_another_server_is_not_pulled(testbed):
+def test_disk_on_the_checkpoint_of_another_server_is_not_pulled(rig):
     """A QEMU wrote the name into its header; root must not read another tenant's data for it."""
-    it = testbed()
+    it = rig()
     it.know(key="", instance_id=str(uuid.UUID(int=5)))
     before = it.guest.path.read_bytes()
     it.look()
@@ -122,8 +122,8 @@ def test_disk_on_the_checkpoint_of_another_server_is_not_pulled(testbed):
 
 @pytest.mark.parametrize("end", ["killed", "aborted", "stopped"])
 @pytest.mark.allow_log("")
-def test_interrupted_pull_is_started_again(testbed, end):
-    it = testbed(range(100, 164), SLOW_BYTES_S)
+def test_interrupted_pull_is_started_again(rig, end):
+    it = rig(range(100, 164), SLOW_BYTES_S)
     start(it)
     it.look()
     runs.wait_for(
@@ -149,8 +149,8 @@ def test_interrupted_pull_is_started_again(testbed, end):
 
 
 @pytest.mark.allow_log("")
-def test_kill_of_qemu_before_its_tables_are_written_loses_no_data(testbed):
-    it = testbed()
+def test_kill_of_qemu_before_its_tables_are_written_loses_no_data(rig):
+    it = rig()
     start(it)
     it.look()
     until_ordinary(it)
@@ -175,8 +175,8 @@ def test_kill_of_qemu_before_its_tables_are_written_loses_no_data(testbed):
     ends_as_it_should(it)
 
 
-def test_stopped_server_is_rebased_to_the_mirror_with_its_checkpoint_data(testbed):
-    it = testbed()
+def test_stopped_server_is_rebased_to_the_mirror_with_its_checkpoint_data(rig):
+    it = rig()
     start(it)
     it.write(3 * CHUNK + 512, 1024, 7)
     it.guest.domain.destroy()
@@ -210,8 +210,8 @@ def meanwhile(monkeypatch, it, what):
 
 
 @pytest.mark.expect_log("was not copied into its disk")
-def test_server_started_during_an_offline_pull_keeps_its_disk(testbed, monkeypatch):
-    it = testbed()
+def test_server_started_during_an_offline_pull_keeps_its_disk(rig, monkeypatch):
+    it = rig()
     meanwhile(monkeypatch, it, lambda: start(it))
     it.write(5 * CHUNK, 512, 3)
     it.now_s += pull_loop.FIRST_PAUSE_S
@@ -221,8 +221,8 @@ def test_server_started_during_an_offline_pull_keeps_its_disk(testbed, monkeypat
 
 
 @pytest.mark.expect_log("was not copied into its disk")
-def test_write_during_an_offline_pull_is_not_lost(testbed, monkeypatch):
-    it = testbed()
+def test_write_during_an_offline_pull_is_not_lost(rig, monkeypatch):
+    it = rig()
 
     def write():
         command = f"write -P 9 {7 * CHUNK} {CHUNK}"
@@ -235,8 +235,8 @@ def test_write_during_an_offline_pull_is_not_lost(testbed, monkeypatch):
     ends_as_it_should(it, more_chunks=1)
 
 
-def test_lock_of_a_disk_and_a_running_server_exclude_each_other(testbed):
-    it = testbed()
+def test_lock_of_a_disk_and_a_running_server_exclude_each_other(rig):
+    it = rig()
     with offline_pull._locked(str(it.guest.path)):
         with pytest.raises(libvirt.libvirtError, match="lock"):
             it.guest.domain.create()
@@ -247,8 +247,8 @@ def test_lock_of_a_disk_and_a_running_server_exclude_each_other(testbed):
 
 
 @pytest.mark.expect_log("must stay free")
-def test_copy_without_enough_space_is_not_made(testbed):
-    it = testbed()
+def test_copy_without_enough_space_is_not_made(rig):
+    it = rig()
     it.pulling._pull_offline = offline_pull.OfflinePull(it.ended, spare_bytes=1 << 60)
     before = overlay.stamp(str(it.guest.path))
     it.look()
@@ -256,8 +256,8 @@ def test_copy_without_enough_space_is_not_made(testbed):
 
 
 @pytest.mark.expect_log("No such file|not open|does not exist")
-def test_folder_moved_by_nova_during_a_pull_is_no_fault(testbed, monkeypatch):
-    it = testbed()
+def test_folder_moved_by_nova_during_a_pull_is_no_fault(rig, monkeypatch):
+    it = rig()
     folder = it.guest.path.parent
     moved = folder.with_name(f"{folder.name}_resize")
     before_program(monkeypatch, "qemu-img", lambda: os.rename(folder, moved))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-BACKGROUND_LIMIT = "acstor_agent.engine_io.exchange.AHEAD"
+BACKGROUND_LIMIT = "acstor_agent.engine_io.exchange.MAX_PREFETCHES"
 BOOT_ID_FILE = "acstor_agent.disks.disks.BOOT_ID_FILE"
 BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
 BOOT_LONGEST_S = "acstor_agent.core.boot.boot_memory.LONGEST_S"

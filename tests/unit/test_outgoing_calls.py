@@ -51,7 +51,7 @@ LIBVIRT_LIMITS = libvirt_link.LibvirtLimits(open_s=1.0)
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
-class Testbed(NamedTuple):
+class Rig(NamedTuple):
     """A silent service: by TCP, and by a Unix socket."""
 
     address: str
@@ -69,28 +69,28 @@ class Testbed(NamedTuple):
         )
 
 
-def nova_asks_for_checkpoints(at: Testbed) -> object:
+def nova_asks_for_checkpoints(at: Rig) -> object:
     asking = nova_decision_client.DecisionClient(at.url, "", "token", (1.0, 1.0))
     return asking.newest_checkpoints(IMAGE)
 
 
-def nova_asks_the_gateway(at: Testbed) -> object:
+def nova_asks_the_gateway(at: Rig) -> object:
     return gateway_client.GatewayClient(at.url, "", limits=GATEWAY_LIMITS).check_gateway()
 
 
-def nova_asks_for_a_base(at: Testbed) -> object:
+def nova_asks_for_a_base(at: Rig) -> object:
     return gateway_client.GatewayClient(at.url, "", limits=GATEWAY_LIMITS).check_base(IMAGE)
 
 
-def listener_asks_glance(at: Testbed) -> object:
+def listener_asks_glance(at: Rig) -> object:
     return glance_client.connect(at.glance_conf()).get_image(IMAGE)
 
 
-def listener_asks_the_decision_service(at: Testbed) -> object:
+def listener_asks_the_decision_service(at: Rig) -> object:
     return glance_decision_client.DecisionClient(at.glance_conf()).get("/v1/hosts", dict, 1000)
 
 
-def decision_service_asks_prometheus(at: Testbed) -> object:
+def decision_service_asks_prometheus(at: Rig) -> object:
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
@@ -98,12 +98,12 @@ def decision_service_asks_prometheus(at: Testbed) -> object:
     return base.load("prometheus", conf).read_levels({})
 
 
-def command_asks_the_api(at: Testbed) -> object:
+def command_asks_the_api(at: Rig) -> object:
     asking = osc_client.Client(fake_glance.session(at.url), None, None, timeout_s=1.0)
     return asking.get("/v1/status")
 
 
-def own_credentials(at: Testbed) -> credentials.Credentials:
+def own_credentials(at: Rig) -> credentials.Credentials:
     identities.give(at.folder, "h1")
     files = identity_files.IdentityFiles(
         ids.HostId("h1"), identity_files.files_in(at.folder / "identity")
@@ -113,7 +113,7 @@ def own_credentials(at: Testbed) -> credentials.Credentials:
     return own
 
 
-def checkpoint_daemon_asks_a_vault(at: Testbed) -> object:
+def checkpoint_daemon_asks_a_vault(at: Rig) -> object:
     host, _, port = at.address.rpartition(":")
     address, own = (host, int(port)), own_credentials(at)
     limits = vault_client.ClientLimits(connect_s=1.0)
@@ -121,23 +121,23 @@ def checkpoint_daemon_asks_a_vault(at: Testbed) -> object:
     return asking.list_disks(ids.HostId("h1"))
 
 
-def agent_asks_a_vault(at: Testbed) -> object:
+def agent_asks_a_vault(at: Rig) -> object:
     link = checkpoint_client.HolderConnections(own_credentials(at), 60.0, 1.0)
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 
-def checkpoint_daemon_reads_a_disk(at: Testbed) -> object:
+def checkpoint_daemon_reads_a_disk(at: Rig) -> object:
     return nbd_client.ExportedDisk(
         nbd_client.Export(str(at.path), "vda", os.getpid(), 1 << 20), "", 1.0
     )
 
 
-def checkpoint_daemon_asks_libvirt(at: Testbed) -> object:
+def checkpoint_daemon_asks_libvirt(at: Rig) -> object:
     uri = f"qemu+unix:///system?socket={at.path}"
     return domain_list.Domains(uri, lambda _: None, limits=LIBVIRT_LIMITS).list_servers()
 
 
-CALLS: list[tuple[Callable[[Testbed], object], type[Exception], str]] = [
+CALLS: list[tuple[Callable[[Rig], object], type[Exception], str]] = [
     (nova_asks_for_checkpoints, errors.DecisionUnreachable, "{address}"),
     (nova_asks_the_gateway, errors.GatewayUnreachable, "{address}"),
     (nova_asks_for_a_base, errors.GatewayUnreachable, "{address}"),
@@ -159,21 +159,21 @@ BOUNDED = (nova_asks_for_checkpoints, nova_asks_the_gateway, nova_asks_for_a_bas
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)
 def test_call_to_a_hung_service_times_out(
-    tmp_path: pathlib.Path, call: Callable[[Testbed], object], error: type[Exception], words: str
+    tmp_path: pathlib.Path, call: Callable[[Rig], object], error: type[Exception], words: str
 ) -> None:
     path = tmp_path / "s"
     with silent_server.serve() as server, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        check(Testbed(server.address, path, tmp_path), call, error, words)
+        check(Rig(server.address, path, tmp_path), call, error, words)
 
 
 @pytest.mark.parametrize(("call", "error", "words"), CALLS)
 def test_call_to_a_refusing_service_fails(
-    tmp_path: pathlib.Path, call: Callable[[Testbed], object], error: type[Exception], words: str
+    tmp_path: pathlib.Path, call: Callable[[Rig], object], error: type[Exception], words: str
 ) -> None:
     address = f"{local.LOOPBACK}:{local.unused_port()}"
-    check(Testbed(address, tmp_path / "s", tmp_path), call, error, words)
+    check(Rig(address, tmp_path / "s", tmp_path), call, error, words)
 
 
 DRIPS = {
@@ -189,7 +189,7 @@ def test_call_to_a_trickling_service_times_out(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     before: dripping_server.Pieces,
-    call: Callable[[Testbed], object],
+    call: Callable[[Rig], object],
     error: type[Exception],
     words: str,
 ) -> None:
@@ -203,12 +203,12 @@ def test_call_to_a_trickling_service_times_out(
 
     monkeypatch.setattr(bounded_responses.Adapter, "__init__", initialize_short)
     with dripping_server.serve(before, 0.1) as server:
-        check(Testbed(server.address, tmp_path / "s", tmp_path), call, error, words)
+        check(Rig(server.address, tmp_path / "s", tmp_path), call, error, words)
 
 
 @pytest.mark.parametrize(("call", "error", "words"), [row for row in CALLS if row[0] in LISTS])
 def test_endless_response_is_not_read_to_its_end(
-    tmp_path: pathlib.Path, call: Callable[[Testbed], object], error: type[Exception], words: str
+    tmp_path: pathlib.Path, call: Callable[[Rig], object], error: type[Exception], words: str
 ) -> None:
     with http_server.serve(
         {"v1/status": b"", "v1/hosts": b"", f"v2/images/{IMAGE}": b""}
@@ -216,7 +216,7 @@ def test_endless_response_is_not_read_to_its_end(
         server.always = http_server.endless
         address = server.url.removeprefix("http://").rstrip("/")
         check(
-            Testbed(address, tmp_path / "s", tmp_path),
+            Rig(address, tmp_path / "s", tmp_path),
             call,
             error,
             "takes more than 16777216 bytes",
@@ -224,9 +224,7 @@ def test_endless_response_is_not_read_to_its_end(
         assert server.body_bytes < 2 * bounded_responses.MAX_LIST_BYTES
 
 
-def check(
-    at: Testbed, call: Callable[[Testbed], object], error: type[Exception], words: str
-) -> None:
+def check(at: Rig, call: Callable[[Rig], object], error: type[Exception], words: str) -> None:
     began_s = time.monotonic()
     with pytest.raises(error) as caught:
         call(at)

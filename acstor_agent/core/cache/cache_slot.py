@@ -16,7 +16,7 @@ class KeepClass(enum.IntEnum):
 
     BORROWED = 0  # available from other hosts
     HOME = 1  # this host is its home: other hosts read it here
-    AHEAD = 2  # in a boot image that was prefetched
+    PREFETCHED = 2  # in a boot image that was prefetched
     BOOT = 3  # a running instance needs it to boot
 
 

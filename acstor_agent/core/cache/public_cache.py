@@ -25,7 +25,7 @@ from acstor_common.model import ids
 
 KeepClass = cache_slot.KeepClass
 
-BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.AHEAD: 8}
+BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.PREFETCHED: 8}
 """Each class gets at most this fraction (1/n) of the limit. A boot image has 2 to 3 % of its
 image's bytes."""
 

@@ -89,7 +89,9 @@ class BootImagePrefetch:
         self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = limits.bytes_s
-        kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+        kept_bytes = (
+            boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.PREFETCHED]
+        )
         self._daily = token_buckets.TokenBuckets[None](prefetch_policy.daily(kept_bytes), 1)
 
     def is_for(self, task: decision_messages.ImageTask) -> bool:

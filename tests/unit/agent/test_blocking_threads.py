@@ -13,7 +13,7 @@ from tests.fakes import manual_clock
 HANGS = pytest.mark.expect_log(r"the folder: \d calls? hangs?, the oldest for")
 
 
-class Testbed:
+class Rig:
     """A folder whose calls hang until ``answers`` is set, with a manual clock."""
 
     def __init__(self, max_calls=2, max_hung_per_key=None):
@@ -42,10 +42,10 @@ class Testbed:
 
 
 @pytest.fixture
-def testbed():
-    testbed = Testbed()
-    yield testbed
-    testbed.answers.set()
+def rig():
+    rig = Rig()
+    yield rig
+    rig.answers.set()
 
 
 async def until(is_true):
@@ -54,82 +54,82 @@ async def until(is_true):
             await trio.sleep(0.01)
 
 
-async def test_result_or_exception_of_the_call_is_passed_on(testbed):
-    assert await testbed.threads.run("a call", "a", lambda: 5) == 5
+async def test_result_or_exception_of_the_call_is_passed_on(rig):
+    assert await rig.threads.run("a call", "a", lambda: 5) == 5
     with pytest.raises(ZeroDivisionError):
-        await testbed.threads.run("a call", "a", lambda: 1 // 0)
-    await until(lambda: testbed.threads.hanging.calls == 0)
+        await rig.threads.run("a call", "a", lambda: 1 // 0)
+    await until(lambda: rig.threads.hanging.calls == 0)
 
 
 @HANGS
-async def test_hung_calls_block_new_ones_until_one_returns(testbed, watched_log):
+async def test_hung_calls_block_new_ones_until_one_returns(rig, watched_log):
     for _ in range(2):
-        await testbed.hang()
+        await rig.hang()
     assert (
-        await testbed.threads.run("a call", "b", lambda: 5) == 5
+        await rig.threads.run("a call", "b", lambda: 5) == 5
     )  # the calls do not count as hung yet
-    testbed.now_s = hung_calls.HANGS_AFTER_S
+    rig.now_s = hung_calls.HANGS_AFTER_S
     with pytest.raises(errors.SourceUnreachable, match="2 calls hang, the oldest for 5 s"):
-        await testbed.threads.run("a call", "b", lambda: 5)
-    assert testbed.threads.hanging.calls == 2
-    testbed.answers.set()
-    await until(lambda: testbed.threads.hanging.calls == 0)
-    assert await testbed.threads.run("a call", "b", lambda: 5) == 5
+        await rig.threads.run("a call", "b", lambda: 5)
+    assert rig.threads.hanging.calls == 2
+    rig.answers.set()
+    await until(lambda: rig.threads.hanging.calls == 0)
+    assert await rig.threads.run("a call", "b", lambda: 5) == 5
     assert len(watched_log.messages) == 1
 
 
 @HANGS
-async def test_remounted_folder_is_used_although_old_calls_still_hang(testbed):
+async def test_remounted_folder_is_used_although_old_calls_still_hang(rig):
     for _ in range(2):
-        await testbed.hang()
-    testbed.now_s = hung_calls.TRY_AGAIN_S - 1
+        await rig.hang()
+    rig.now_s = hung_calls.TRY_AGAIN_S - 1
     with pytest.raises(errors.SourceUnreachable):
-        await testbed.threads.run("a call", "b", lambda: 5)
-    testbed.now_s = hung_calls.TRY_AGAIN_S
+        await rig.threads.run("a call", "b", lambda: 5)
+    rig.now_s = hung_calls.TRY_AGAIN_S
     for _ in range(10):
-        assert await testbed.threads.run("a call", "b", lambda: 5) == 5
-    assert testbed.threads.hanging.calls == 2
+        assert await rig.threads.run("a call", "b", lambda: 5) == 5
+    assert rig.threads.hanging.calls == 2
 
 
 @HANGS
 async def test_hanging_file_leaves_the_others_readable():
-    testbed = Testbed(max_calls=4, max_hung_per_key=1)
+    rig = Rig(max_calls=4, max_hung_per_key=1)
     try:
-        await testbed.hang("a")
-        testbed.now_s = hung_calls.HANGS_AFTER_S
+        await rig.hang("a")
+        rig.now_s = hung_calls.HANGS_AFTER_S
         with pytest.raises(errors.SourceUnreachable, match="1 call hangs"):
-            await testbed.threads.run("a call", "a", lambda: 5)
-        assert await testbed.threads.run("a call", "b", lambda: 5) == 5
+            await rig.threads.run("a call", "a", lambda: 5)
+        assert await rig.threads.run("a call", "b", lambda: 5) == 5
     finally:
-        testbed.answers.set()
+        rig.answers.set()
 
 
-async def test_threads_are_bounded_before_calls_count_as_hung(testbed):
+async def test_threads_are_bounded_before_calls_count_as_hung(rig):
     for _ in range(6):
-        await testbed.hang()
+        await rig.hang()
     with trio.move_on_after(0.1) as scope:
-        await testbed.threads.run("a call", "a", testbed.call)
+        await rig.threads.run("a call", "a", rig.call)
     assert scope.cancelled_caught
-    assert not testbed.began.acquire(blocking=False)  # the seventh call never began
-    testbed.answers.set()
+    assert not rig.began.acquire(blocking=False)  # the seventh call never began
+    rig.answers.set()
     with trio.fail_after(30):
-        assert await testbed.threads.run("a call", "a", lambda: 5) == 5
+        assert await rig.threads.run("a call", "a", lambda: 5) == 5
 
 
-async def test_call_cancelled_before_its_thread_starts_takes_no_slot(testbed):
+async def test_call_cancelled_before_its_thread_starts_takes_no_slot(rig):
     for _ in range(20):
         with trio.CancelScope() as scope:
             scope.cancel()
-            await testbed.threads.run("a call", "a", testbed.call)
-    testbed.answers.set()
-    assert await testbed.threads.run("a call", "a", testbed.call) == "an answer"
-    assert testbed.threads.hanging.calls == 0
+            await rig.threads.run("a call", "a", rig.call)
+    rig.answers.set()
+    assert await rig.threads.run("a call", "a", rig.call) == "an answer"
+    assert rig.threads.hanging.calls == 0
 
 
-def test_event_loop_ends_without_waiting_for_calls(testbed):
+def test_event_loop_ends_without_waiting_for_calls(rig):
     async def main():
         with trio.move_on_after(0.1):
-            await testbed.threads.run("a call", "a", testbed.call)
+            await rig.threads.run("a call", "a", rig.call)
 
     trio.run(main)
-    assert not testbed.answers.is_set()
+    assert not rig.answers.is_set()

@@ -114,7 +114,7 @@ async def test_boot_of_a_new_version_reads_its_boot_image_from_the_cache(parts):
     came = await ahead.prefetch_boot_image(task(FORMER), parts.report)
     assert came == {"done_bytes": parts.frames_bytes}
     assert parts.progress[-1] == (parts.frames_bytes, parts.frames_bytes)
-    assert (parts.kept["ahead"], parts.kept["boot"]) == (parts.frames_bytes, 0)
+    assert (parts.kept["prefetched"], parts.kept["boot"]) == (parts.frames_bytes, 0)
     assert not host.mirrors.is_attached(NEW)
     assert ahead.boot_set_of(NEW) == (parts.frames_bytes, parts.frames_bytes)
     assert ahead.boot_set_of(FORMER) is None
@@ -133,7 +133,7 @@ async def test_boot_of_a_new_version_reads_its_boot_image_from_the_cache(parts):
     head = boot_image.parse_head(parts.stored, "boot image").header.head_bytes
     frames = [read for read in host.source.reads if read[0] >= head and read[1] > CHUNK]
     assert frames == []
-    assert (parts.kept["ahead"], parts.kept["boot"]) == (0, parts.frames_bytes)
+    assert (parts.kept["prefetched"], parts.kept["boot"]) == (0, parts.frames_bytes)
     assert counted.prefetched_used_bytes == parts.frames_bytes
 
 
@@ -192,11 +192,11 @@ async def test_private_image_is_prefetched_if_its_project_has_the_predecessor(
     ahead = parts.ahead(Mode.ALL)
     if is_served:
         await ahead.prefetch_boot_image(task(FORMER), report)
-        assert parts.kept["ahead"] > 0
+        assert parts.kept["prefetched"] > 0
         return
     with pytest.raises(errors.Unusable, match="project"):  # although the decision service says so
         await ahead.prefetch_boot_image(task(FORMER, is_public=True), report)
-    assert parts.kept["ahead"] == 0
+    assert parts.kept["prefetched"] == 0
 
 
 async def test_image_in_use_on_this_host_is_not_prefetched(parts):
@@ -274,7 +274,7 @@ async def test_prefetch_is_bounded_by_the_cache_share_and_a_daily_limit(
 async def test_pins_and_boot_chunks_reduce_the_prefetch_limit(parts):
     cache = parts.host.cache
     limit = cache.statistics.limit_bytes
-    assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
+    assert cache.prefetched_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.PREFETCHED]
     for number in range(limit // CHUNK - 10):
         cache.pin_chunk(ids.cid_of(number.to_bytes(8)), CHUNK)
     assert 0 < cache.prefetched_limit_bytes < 16 * CHUNK
@@ -301,7 +301,7 @@ async def test_boot_image_changed_midway_ends_the_prefetch_and_keeps_its_frames(
     with pytest.raises(errors.AcstorError) as caught:
         await parts.ahead(remote_idle_s=turn).prefetch_boot_image(task(FORMER), report)
     assert not isinstance(caught.value, errors.Unusable)
-    assert 0 < parts.kept["ahead"] < parts.frames_bytes
+    assert 0 < parts.kept["prefetched"] < parts.frames_bytes
     assert parts.host.boots.counters.prefetched == 0
 
 

@@ -96,7 +96,7 @@ class OneByOne(base.Wrapper):
             await self._inner.read_pieces(request._replace(pieces=[piece], report=report))
 
 
-class Testbed:
+class Rig:
     """A source that has an image, and records its reads."""
 
     def __init__(self, image, nursery, slow_s=layout_source.SLOW_S, **faults):
@@ -119,62 +119,62 @@ async def outcomes_of(source, pieces, blob=IMAGE):
 @pytest.mark.parametrize("cluster", [512, 4 * KIB, CHUNK, 2 * CHUNK, 256 * KIB])
 async def test_pieces_equal_the_bytes_that_the_guest_reads(nursery, cluster, slack):
     image = Image(cluster=cluster, slack=slack)
-    testbed = Testbed(image, nursery)
+    rig = Rig(image, nursery)
     for pieces in (image.pieces, image.pieces[::-1], image.pieces[::3], [image.pieces[2]] * 3, []):
-        assert await outcomes_of(testbed.source, pieces) == image.bytes_of(pieces)
+        assert await outcomes_of(rig.source, pieces) == image.bytes_of(pieces)
     rng = random.Random(2)
     starts = [0, *sorted(rng.sample(range(1, len(image.data)), 40)), len(image.data)]
     pieces = [base.BlobPiece(a, b - a) for a, b in itertools.pairwise(starts)]
-    assert b"".join(await outcomes_of(testbed.source, pieces)) == image.data
-    assert await testbed.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
+    assert b"".join(await outcomes_of(rig.source, pieces)) == image.data
+    assert await rig.source.read(IMAGE, 1000, 50_000) == image.data[1000:51_000]
 
 
 async def test_adjacent_pieces_are_one_source_read_without_overlap(nursery):
     image = Image(cluster=4 * KIB, slack=200)
-    testbed = Testbed(image, nursery)
-    await outcomes_of(testbed.source, image.pieces)
-    stored = sum(length for _, length in testbed.faulty.reads)
+    rig = Rig(image, nursery)
+    await outcomes_of(rig.source, image.pieces)
+    stored = sum(length for _, length in rig.faulty.reads)
     assert stored <= len(image.stored)
-    assert len(testbed.faulty.reads) == 1
+    assert len(rig.faulty.reads) == 1
 
 
 async def test_zeros_are_not_read_and_raw_images_are_read_directly(nursery):
     image = Image()
     image.set_layout([])
-    testbed = Testbed(image, nursery)
+    rig = Rig(image, nursery)
     zeros = [base.BlobPiece(0, CHUNK), base.BlobPiece(CHUNK, CHUNK)]
-    assert await outcomes_of(testbed.source, zeros) == [bytes(CHUNK)] * 2
-    assert testbed.faulty.reads == []
-    testbed.blobs[IMAGE] = bytes(image.data)
+    assert await outcomes_of(rig.source, zeros) == [bytes(CHUNK)] * 2
+    assert rig.faulty.reads == []
+    rig.blobs[IMAGE] = bytes(image.data)
     image.layout = layout.Layout(b"", 0, image.cut, layout.raw(len(image.data)))
-    assert await outcomes_of(testbed.source, image.pieces) == image.bytes_of(image.pieces)
+    assert await outcomes_of(rig.source, image.pieces) == image.bytes_of(image.pieces)
 
 
 async def test_blobs_that_are_no_images_are_read_unchanged(nursery):
-    testbed = Testbed(Image(), nursery)
+    rig = Rig(Image(), nursery)
     chunk_map = base.Blob(IMAGE_ID, base.BlobKind.CHUNK_MAP)
-    testbed.blobs[chunk_map] = b"a map"
-    assert await testbed.source.read(chunk_map, 2, 3) == b"map"
-    assert await testbed.source.read(QCOW2, 0, 6) == b"header"
+    rig.blobs[chunk_map] = b"a map"
+    assert await rig.source.read(chunk_map, 2, 3) == b"map"
+    assert await rig.source.read(QCOW2, 0, 6) == b"header"
 
 
 async def test_image_without_a_known_layout_fails_as_overloaded(nursery):
-    testbed = Testbed(Image(), nursery)
-    testbed.source._layout_of = lambda image_id: None
-    [outcome] = await outcomes_of(testbed.source, [base.BlobPiece(0, 5)])
+    rig = Rig(Image(), nursery)
+    rig.source._layout_of = lambda image_id: None
+    [outcome] = await outcomes_of(rig.source, [base.BlobPiece(0, 5)])
     assert type(outcome) is errors.SourceOverloaded
-    assert testbed.faulty.reads == []
+    assert rig.faulty.reads == []
 
 
 async def test_piece_past_the_end_is_missing_and_its_neighbours_succeed(nursery):
     image = Image()
-    testbed = Testbed(image, nursery)
+    rig = Rig(image, nursery)
     past = base.BlobPiece(len(image.data), 1)
-    *good, missing = await outcomes_of(testbed.source, [*image.pieces, past])
+    *good, missing = await outcomes_of(rig.source, [*image.pieces, past])
     assert good == image.bytes_of(image.pieces)
     assert type(missing) is errors.ChunkMissing
     with pytest.raises(errors.LocalProtocolError):
-        await testbed.source.read_pieces(
+        await rig.source.read_pieces(
             base.PieceRequest(IMAGE, [base.BlobPiece(-1, 5)], lambda answers: None)
         )
 
@@ -183,11 +183,11 @@ async def test_piece_past_the_end_is_missing_and_its_neighbours_succeed(nursery)
 async def test_damaged_cluster_invalidates_only_its_own_chunks(nursery, cluster):
     image = Image(length=12 * CHUNK, cluster=cluster)
     for extent in image.extents:
-        testbed = Testbed(image, nursery)
+        rig = Rig(image, nursery)
         damaged = bytearray(image.stored)
         damaged[extent.offset + extent.stored_bytes // 2] ^= 0x55
-        testbed.blobs[QCOW2] = bytes(damaged)
-        outcomes = await outcomes_of(testbed.source, image.pieces)
+        rig.blobs[QCOW2] = bytes(damaged)
+        outcomes = await outcomes_of(rig.source, image.pieces)
         wrong = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)]
         first, last = extent.at // CHUNK, (extent.at + extent.length - 1) // CHUNK
         assert wrong and set(wrong) <= set(range(first, last + 1))
@@ -195,21 +195,21 @@ async def test_damaged_cluster_invalidates_only_its_own_chunks(nursery, cluster)
         assert all(outcomes[n].where == "memory" for n in wrong)
         for n, expected in enumerate(image.bytes_of(image.pieces)):
             assert n in wrong or outcomes[n] == expected
-        testbed.blobs[QCOW2] = bytes(image.stored)  # wrong data is not cached
-        assert await outcomes_of(testbed.source, image.pieces) == image.bytes_of(image.pieces)
+        rig.blobs[QCOW2] = bytes(image.stored)  # wrong data is not cached
+        assert await outcomes_of(rig.source, image.pieces) == image.bytes_of(image.pieces)
 
 
 async def test_decoding_is_scheduled_by_image_and_requester(nursery, monkeypatch):
     image = Image()
-    testbed, turns = Testbed(image, nursery), []
-    run = testbed.source._decoding.run
+    rig, turns = Rig(image, nursery), []
+    run = rig.source._decoding.run
 
     async def noted(image_id, requester, steps):
         turns.append((image_id, requester))
         await run(image_id, requester, steps)
 
-    monkeypatch.setattr(testbed.source._decoding, "run", noted)
-    around = source_client.SourceClient([testbed.source])
+    monkeypatch.setattr(rig.source._decoding, "run", noted)
+    around = source_client.SourceClient([rig.source])
     guest = base.Requester(requests.Klass.GUEST, "an image/7")
     reported = []
     await around.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend, guest))
@@ -222,23 +222,23 @@ async def test_decode_time_does_not_count_against_the_source_timeout(
     nursery, monkeypatch, autojump_clock
 ):
     image = Image()
-    testbed = Testbed(image, nursery)
-    testbed.source._inner = deadline_source.DeadlineSource(testbed.faulty)
-    run = testbed.source._decoding.run
+    rig = Rig(image, nursery)
+    rig.source._inner = deadline_source.DeadlineSource(rig.faulty)
+    run = rig.source._decoding.run
 
     async def slow(*args):
         await trio.sleep(2 * attempt_timeout.MOST_S)
         await run(*args)
 
-    monkeypatch.setattr(testbed.source._decoding, "run", slow)
-    source = source_client.SourceClient([testbed.source])
+    monkeypatch.setattr(rig.source._decoding, "run", slow)
+    source = source_client.SourceClient([rig.source])
     assert await outcomes_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
     assert source.list_statuses()[0].health.missed_attempts == 0
 
 
 async def test_next_source_supplies_chunks_that_the_first_has_wrong(nursery):
     image = Image()
-    liar, honest = Testbed(image, nursery), Testbed(image, nursery)
+    liar, honest = Rig(image, nursery), Rig(image, nursery)
     liar.blobs[QCOW2] = bytes(len(image.stored))
     both = source_client.SourceClient([liar.source, honest.source])
     assert await outcomes_of(both, image.pieces) == image.bytes_of(image.pieces)
@@ -249,11 +249,11 @@ async def test_failed_read_fails_only_the_pieces_that_need_it(nursery, fault):
     image = Image(cluster=2 * CHUNK, slack=100)
     expected = image.bytes_of(image.pieces)
     for nth in range(1, 100):
-        testbed = Testbed(image, nursery, **{fault: [nth]})
-        testbed.source._inner = OneByOne(testbed.faulty)
-        outcomes = await outcomes_of(testbed.source, image.pieces)
+        rig = Rig(image, nursery, **{fault: [nth]})
+        rig.source._inner = OneByOne(rig.faulty)
+        outcomes = await outcomes_of(rig.source, image.pieces)
         bad = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if len(testbed.faulty.reads) < nth:
+        if len(rig.faulty.reads) < nth:
             assert nth > 10 and not bad
             return
         assert bad and all(isinstance(e, errors.ChunkUnavailable) for e in bad)
@@ -272,22 +272,22 @@ async def test_decompression_bomb_is_cut_or_refused(nursery):
         stored += bomb
     image.stored = stored
     image.set_layout(extents)
-    testbed = Testbed(image, nursery)
+    rig = Rig(image, nursery)
     zeros = ids.Content(ids.cid_of(bytes(CHUNK)))
     pieces = [base.BlobPiece(n * CHUNK, CHUNK, zeros) for n in range(2)]
-    for outcome in await outcomes_of(testbed.source, pieces):
+    for outcome in await outcomes_of(rig.source, pieces):
         assert isinstance(outcome, errors.ChunkInvalid) or outcome == bytes(CHUNK)
 
 
 async def test_large_cluster_is_read_once_for_its_chunks(nursery):
     image = Image(length=32 * CHUNK, cluster=16 * CHUNK)
     image.extents[0] = image.extents[0]
-    testbed = Testbed(image, nursery)
+    rig = Rig(image, nursery)
     for piece in image.pieces:
-        [data] = await outcomes_of(testbed.source, [piece])
+        [data] = await outcomes_of(rig.source, [piece])
         assert data == image.bytes_of([piece])[0]
         assert not isinstance(data, memoryview) or len(data.obj) == CHUNK  # holds no cluster
-    offsets = [offset for offset, _ in testbed.faulty.reads]
+    offsets = [offset for offset, _ in rig.faulty.reads]
     compressed_at = [e.offset for e in image.extents if e.codec]
     assert compressed_at and all(offsets.count(offset) == 1 for offset in compressed_at)
 
@@ -306,22 +306,22 @@ async def test_slow_cluster_of_many_extents_is_decoded_once(nursery, monkeypatch
         return real(*args)
 
     monkeypatch.setattr(codecs, "decode_steps", decode_steps)
-    testbed = Testbed(image, nursery, slow_s=0.0)
+    rig = Rig(image, nursery, slow_s=0.0)
     pieces = [base.BlobPiece(n * CHUNK, CHUNK) for n in range(20)]
     for piece in pieces:
-        assert await outcomes_of(testbed.source, [piece]) == [cluster]
-    assert await outcomes_of(testbed.source, pieces) == [cluster] * 20
+        assert await outcomes_of(rig.source, [piece]) == [cluster]
+    assert await outcomes_of(rig.source, pieces) == [cluster] * 20
     assert len(decoded) == 1
 
 
 async def test_cancelled_read_gets_no_more_reports_and_later_reads_succeed(nursery):
     image = Image()
-    testbed = Testbed(image, nursery, delay=[1], delay_s=0.1)
+    rig = Rig(image, nursery, delay=[1], delay_s=0.1)
     reported = []
     with trio.move_on_after(0.02):
-        await testbed.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend))
+        await rig.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend))
     before = list(reported)
-    assert await outcomes_of(testbed.source, image.pieces) == image.bytes_of(image.pieces)
+    assert await outcomes_of(rig.source, image.pieces) == image.bytes_of(image.pieces)
     assert reported == before
 
 
@@ -334,9 +334,9 @@ async def test_waiting_reads_are_answered_when_the_agent_stops():
 
     async with trio.open_nursery() as callers:
         async with trio.open_nursery() as inner:
-            testbed = Testbed(image, inner)
+            rig = Rig(image, inner)
             direct = layout_source.LayoutSource(
-                faulty_source.MemorySource(testbed.blobs), lambda image_id: image.layout, inner
+                faulty_source.MemorySource(rig.blobs), lambda image_id: image.layout, inner
             )
             callers.start_soon(read, direct)
             await trio.testing.wait_all_tasks_blocked()

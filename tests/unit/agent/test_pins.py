@@ -167,7 +167,7 @@ async def test_unpin_after_a_map_change_releases_the_former_chunks(host):
     assert promised_bytes(host) == 0
 
 
-class Testbed:
+class Rig:
     """The ring table of a host h1 that keeps replica shares."""
 
     def __init__(self, *names):
@@ -192,15 +192,15 @@ class Testbed:
 
 async def test_shares_of_former_ring_tables_stay_pinned_until_they_expire(tmp_path, mock_clock):
     limits = pins.PinLimits(former_shares=3)
-    testbed = Testbed("h1", "h2")  # each has all of it
-    async with keeping(tmp_path, shares=testbed.shares(), pin_limits=limits) as host:
+    rig = Rig("h1", "h2")  # each has all of it
+    async with keeping(tmp_path, shares=rig.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
         parts, names = [host.pins.pinned_part(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
             mock_clock.jump(100)
             names.append(f"h{number}")
-            testbed.be(*names)
+            rig.be(*names)
             assert await host.pins.apply_ring(IMAGE) == 0
             parts.append(host.pins.pinned_part(IMAGE))
             await host.pins.release_former_shares()
@@ -251,12 +251,12 @@ async def test_replica_pins_with_the_same_contents_are_dropped_together(tmp_path
 
 @pytest.mark.expect_log("no longer kept for other hosts")
 async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_path):
-    testbed = Testbed("h1", "h2", "h3", "h4", "h5", "h6")
-    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
+    rig = Rig("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=rig.shares()) as host:
         host.add(one_host.image_bytes(2 * MIB))
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_replica=True)
-        testbed.be("h1", "h2")
+        rig.be("h1", "h2")
         assert await host.pins.apply_ring(OTHER) > 0
         assert await host.pins.apply_ring(IMAGE) == 0
         assert list(host.pins.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
@@ -264,20 +264,20 @@ async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_pat
 
 @pytest.mark.expect_log("no space")
 async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path):
-    testbed = Testbed("h1", "h2")
-    async with keeping(tmp_path, shares=testbed.shares()) as host:
+    rig = Rig("h1", "h2")
+    async with keeping(tmp_path, shares=rig.shares()) as host:
         host.add(one_host.image_bytes(MIB), OTHER)
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         assert await make(host, OTHER, is_replica=True) == 0 == await make(host, IMAGE)
-    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
+    async with keeping(tmp_path, SMALL, shares=rig.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
 async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_path):
     limits = pins.PinLimits(unpinned_parts=1)
-    testbed, found = Testbed("h1", "h2"), []
-    keeps = testbed.shares()
+    rig, found = Rig("h1", "h2"), []
+    keeps = rig.shares()
     part_of = keeps.part_of
 
     def noted(image_map, table, pause):
@@ -291,7 +291,7 @@ async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_pa
         for _ in range(3):
             assert await make(host, IMAGE, is_replica=True) > 0
         assert found == [IMAGE]
-        testbed.be("h1", "h2")
+        rig.be("h1", "h2")
         assert await make(host, IMAGE) > 0 < await make(host, OTHER)
         assert found == [IMAGE, IMAGE, OTHER] and list(host.pins._found) == [OTHER]
 
@@ -323,13 +323,13 @@ async def test_cancel_while_former_shares_are_merged_leaves_no_stale_pin(
     tmp_path, monkeypatch, mock_clock
 ):
     limits = pins.PinLimits(former_shares=1)
-    testbed, both = Testbed("h1", "h2", "h3"), replica_placement.union_of_parts
-    async with keeping(tmp_path, shares=testbed.shares(), pin_limits=limits) as host:
+    rig, both = Rig("h1", "h2", "h3"), replica_placement.union_of_parts
+    async with keeping(tmp_path, shares=rig.shares(), pin_limits=limits) as host:
         host.add(DATA)
         await make(host, IMAGE)
-        testbed.be("h1", "h2", "h3", "h4")
+        rig.be("h1", "h2", "h3", "h4")
         await host.pins.apply_ring(IMAGE)
-        testbed.be("h1", "h2", "h3", "h4", "h5")
+        rig.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
             def give_up(*parts):
@@ -347,32 +347,32 @@ async def test_cancel_while_former_shares_are_merged_leaves_no_stale_pin(
 
 @pytest.mark.parametrize("is_replica", [False, True])
 async def test_shrinking_share_follows_the_ring_table_without_free_space(tmp_path, is_replica):
-    testbed = Testbed("h1", "h2")
-    async with keeping(tmp_path, shares=testbed.shares()) as host:
+    rig = Rig("h1", "h2")
+    async with keeping(tmp_path, shares=rig.shares()) as host:
         host.add(DATA)
         assert await make(host, IMAGE, is_replica=is_replica) == 0
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.pins._limit_bytes = CHUNK
-        testbed.be("h1", "h2", "h3", "h4")
+        rig.be("h1", "h2", "h3", "h4")
         assert await host.pins.apply_ring(IMAGE) == 0
-        assert host.pins.pinned_part(IMAGE).table is testbed.table
+        assert host.pins.pinned_part(IMAGE).table is rig.table
         assert host.pins.pinned_part(IMAGE).total_bytes < 2 * MIB
-        testbed.be("h1", "h2")
+        rig.be("h1", "h2")
         await host.pins._release(IMAGE)
         assert await host.pins.apply_ring(IMAGE) > 0  # it grows
 
 
 async def test_pins_made_before_the_ring_table_arrives_stay_within_the_limit(tmp_path):
-    testbed = Testbed("h1", "h2", "h3", "h4", "h5", "h6")
-    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
+    rig = Rig("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=rig.shares()) as host:
         host.add(DATA)
         host.add(one_host.image_bytes(2 * MIB, seed=7), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER)
-    testbed.be("h2", "h3")
-    async with keeping(tmp_path, SMALL, shares=testbed.shares()) as host:
+    rig.be("h2", "h3")
+    async with keeping(tmp_path, SMALL, shares=rig.shares()) as host:
         assert promised_bytes(host) == 2 * MIB and not host.pins.pinned_part(OTHER)
         assert list(host.pins.list_pins()) == [IMAGE, OTHER]
-        testbed.be("h1", "h2", "h3", "h4", "h5", "h6")
+        rig.be("h1", "h2", "h3", "h4", "h5", "h6")
         assert await host.pins.apply_ring(IMAGE) == 0
         await host.pins._release(IMAGE)
         assert await make(host, OTHER) == 0 and host.pins.pinned_part(OTHER)

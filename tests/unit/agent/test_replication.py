@@ -40,7 +40,7 @@ def table_of(*names: str, epoch: int = 1) -> hash_ring.Ring:
     return hash_ring.Ring(epoch, tuple(made))
 
 
-class Testbed:
+class Rig:
     """The ring table of the hosts in a test, while they run and when they start."""
 
     def __init__(self, *names: str) -> None:
@@ -57,9 +57,9 @@ class Testbed:
 class Keeper(filling_host.FillingHost):
     """Host h1, which keeps its replica shares, and the messages that it sends."""
 
-    def __init__(self, host, testbed, first_pause_s=0.2, grace_s=900.0):
+    def __init__(self, host, rig, first_pause_s=0.2, grace_s=900.0):
         super().__init__(host, host.waiting, slice_s=0.5, first_pause_s=first_pause_s)
-        self.testbed = testbed
+        self.rig = rig
         self.reported: list[tuple[str, peer_wire.Notification]] = []
         leases = replica_leases.Leases()
         self.replicas = replication.Replication(
@@ -67,9 +67,9 @@ class Keeper(filling_host.FillingHost):
             host.mirrors,
             self.filler,
             self,
-            testbed,
+            rig,
             leases,
-            clock=manual_clock.FunctionClock(lambda: testbed.wall_s),
+            clock=manual_clock.FunctionClock(lambda: rig.wall_s),
             limits=replication.ReplicationLimits(
                 tick_s=0.05, request_interval_s=0.5, report_interval_s=0.1, grace_s=grace_s
             ),
@@ -114,24 +114,24 @@ class Keeper(filling_host.FillingHost):
         return await self.host.mirrors.attach_image(image_id)
 
 
-def running(folder, testbed, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS, **limits):
+def running(folder, rig, limit_bytes=16 * MIB, pin_limits=one_host.PIN_LIMITS, **limits):
     return filling_host.running(
         folder,
         limit_bytes,
         (DATA, SECOND),
-        lambda host: Keeper(host, testbed, **limits),
-        shares=testbed.shares(),
+        lambda host: Keeper(host, rig, **limits),
+        shares=rig.shares(),
         pin_limits=pin_limits,
     )
 
 
 @pytest.fixture
-def testbed():
-    return Testbed("h1", "h2", "h3")
+def rig():
+    return Rig("h1", "h2", "h3")
 
 
-async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         epoch, share = await keeper.answer(H2)
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
@@ -149,70 +149,70 @@ async def test_share_is_kept_until_the_last_requester_withdraws(tmp_path, testbe
         assert not keeper.host.pins.list_pins()
 
 
-async def test_unrenewed_lease_expires(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_unrenewed_lease_expires(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE, lease_s=2)
         await until(keeper.promised_bytes)
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_share_follows_the_ring_table_and_the_former_one_stays_a_while(tmp_path, testbed):
-    async with running(tmp_path, testbed, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
+async def test_share_follows_the_ring_table_and_the_former_one_stays_a_while(tmp_path, rig):
+    async with running(tmp_path, rig, pin_limits=pins.PinLimits(former_share_s=3.0)) as keeper:
         keeper.asks(H2, IMAGE)
         _, before = await keeper.answer(H2)
-        testbed.table = table_of("h1", "h2", "h3", "h4", epoch=2)
+        rig.table = table_of("h1", "h2", "h3", "h4", epoch=2)
         await until(lambda: keeper.answers(H2)[-1][0] == 2)
         _, after = await keeper.answer(H2)
         assert after.total_bytes < before.total_bytes == keeper.promised_bytes()
         await until(lambda: keeper.promised_bytes() == after.total_bytes)
-        testbed.table = table_of("h1", "h2", epoch=3)
+        rig.table = table_of("h1", "h2", epoch=3)
         await until(lambda: keeper.answers(H2)[-1][0] == 3)
         assert (await keeper.answer(H2))[1].total_bytes == 200 * CHUNK  # two hosts keep all
 
 
-async def test_share_pins_survive_a_restart_without_source_reads(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_share_pins_survive_a_restart_without_source_reads(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
-    async with one_host.one_host(tmp_path, is_keeping=True, shares=testbed.shares()) as host:
+    async with one_host.one_host(tmp_path, is_keeping=True, shares=rig.shares()) as host:
         assert host.cache.statistics.reserved_bytes == share.total_bytes
         assert host.source.reads == []
 
 
-async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_lease_survives_a_restart_and_ends_within_a_day_at_any_date(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
         await until(lambda: keeper.host.pins.get(IMAGE).leased_until_s)
-    testbed.wall_s = 0.0  # a host without a clock battery
-    async with running(tmp_path, testbed) as keeper:
+    rig.wall_s = 0.0  # a host without a clock battery
+    async with running(tmp_path, rig) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
         assert keeper.replicas.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
         assert keeper.host.pins.get(IMAGE).is_replica and keeper.promised_bytes()
-    testbed.wall_s = 1e12  # or the host was off for long
-    async with running(tmp_path, testbed) as keeper:
+    rig.wall_s = 1e12  # or the host was off for long
+    async with running(tmp_path, rig) as keeper:
         await until(lambda: keeper.uses.is_leased(IMAGE))
         await keeper.hydration._settle()
         assert keeper.promised_bytes()  # until its users have had time to request it again
-    testbed.wall_s = 1e13
-    async with running(tmp_path, testbed, grace_s=0.2) as keeper:
+    rig.wall_s = 1e13
+    async with running(tmp_path, rig, grace_s=0.2) as keeper:
         await until(lambda: not keeper.promised_bytes())
 
 
-async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_requests_of_hosts_outside_the_ring_table_are_ignored(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         for stranger in (H4, H1):
             keeper.asks(stranger, IMAGE)
-        testbed.table = table_of("h2", "h3", epoch=2)  # this host has left
+        rig.table = table_of("h2", "h3", epoch=2)  # this host has left
         keeper.asks(H2, IMAGE)
         assert keeper.replicas.ignored == 3 and not keeper.uses.is_leased(IMAGE)
         await trio.sleep(0.3)
         assert keeper.reported == [] and keeper.host.source.reads == []
 
 
-async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(200)]
         keeper.asks(H3, *unknown)
         keeper.asks(H2, IMAGE)
@@ -222,8 +222,8 @@ async def test_unknown_images_are_refused_and_do_not_delay_other_requests(tmp_pa
         assert keeper.host.mirrors.list_attached() == [IMAGE]
 
 
-async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         blobs = dict(keeper.host.blobs)
         keeper.host.blobs.clear()
         keeper.asks(H2, IMAGE)
@@ -232,8 +232,8 @@ async def test_refused_image_is_kept_once_the_source_has_it(tmp_path, testbed):
         await keeper.answer(H2)
 
 
-async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
         keeper.asks(H3, *unknown[:256])
         await keeper.answer(H3, unknown[255], replica_messages.ShareState.REFUSED)
@@ -245,8 +245,8 @@ async def test_requests_over_the_limit_of_a_host_are_reported_as_crowded(tmp_pat
         assert len(keeper.replicas._leases) == replica_leases.MAX_IMAGES_PER_HOST + 1
 
 
-async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, testbed, monkeypatch):
-    async with running(tmp_path, testbed, first_pause_s=3600.0) as keeper:
+async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, rig, monkeypatch):
+    async with running(tmp_path, rig, first_pause_s=3600.0) as keeper:
         unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
         attach = keeper.host.mirrors.attach_image
 
@@ -264,8 +264,8 @@ async def test_backoff_after_a_failure_outlives_the_lease(tmp_path, testbed, mon
         assert attached == [unknown]
 
 
-async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         for number in range(600):
             image_id = ids.ImageId(str(uuid.UUID(int=number)))
             keeper.asks(H3, image_id)
@@ -279,12 +279,10 @@ async def test_number_of_new_images_requested_by_a_host_is_limited(tmp_path, tes
 
 
 @pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
-async def test_chunk_maps_attached_for_other_hosts_are_bounded(
-    tmp_path, testbed, monkeypatch, limit
-):
+async def test_chunk_maps_attached_for_other_hosts_are_bounded(tmp_path, rig, monkeypatch, limit):
     one_map = max(len(one_host.map_of(data)) for data in (DATA, SECOND))
     monkeypatch.setattr(replication, limit, one_map)
-    async with running(tmp_path, testbed) as keeper:
+    async with running(tmp_path, rig) as keeper:
         if limit == "MAP_BYTES":
             keeper.host.add(one_host.image_bytes(300 * CHUNK), IMAGE)
         else:
@@ -301,8 +299,8 @@ async def test_chunk_maps_attached_for_other_hosts_are_bounded(
             await until(lambda: IMAGE in keeper.host.mirrors.list_attached())
 
 
-async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         lock = keeper.host.cache._recovery.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
@@ -319,17 +317,17 @@ async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, tes
         await keeper.answer(H2)
 
 
-async def test_share_without_space_is_reported(tmp_path, testbed):
-    async with running(tmp_path, testbed, 3 * MIB) as keeper:
+async def test_share_without_space_is_reported(tmp_path, rig):
+    async with running(tmp_path, rig, 3 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not keeper.promised_bytes()
 
 
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
-async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, testbed):
-    testbed.table = table_of("h1", "h2")  # each keeps every chunk
-    async with running(tmp_path, testbed, 4 * MIB) as keeper:
+async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, rig):
+    rig.table = table_of("h1", "h2")  # each keeps every chunk
+    async with running(tmp_path, rig, 4 * MIB) as keeper:
         keeper.asks(H2, OTHER)
         await keeper.answer(H2, OTHER)
         await keeper.use(IMAGE)
@@ -346,14 +344,14 @@ async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, testbed
 @pytest.mark.expect_log("its chunk map is lost")
 @pytest.mark.expect_log("needs the space")
 @pytest.mark.allow_log("no space|fetching it from the source again")
-async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, testbed):
-    testbed.table = table_of("h1", "h2")
-    async with running(tmp_path, testbed) as keeper:
+async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, rig):
+    rig.table = table_of("h1", "h2")
+    async with running(tmp_path, rig) as keeper:
         for image_id in (OTHER, IMAGE):
             keeper.asks(H2, image_id)
             await keeper.answer(H2, image_id)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
-    async with running(tmp_path, testbed, 4 * MIB) as keeper:
+    async with running(tmp_path, rig, 4 * MIB) as keeper:
         await until(lambda: list(keeper.host.pins.list_pins()) == [OTHER, IMAGE])
         assert keeper.promised_bytes() == 100 * CHUNK
         await keeper.use(IMAGE)
@@ -361,8 +359,8 @@ async def test_image_that_needs_space_is_not_dropped_for_itself(tmp_path, testbe
         await until(lambda: OTHER not in keeper.host.pins.list_pins())
 
 
-async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         await keeper.use(IMAGE)
         await until(
             lambda: any(isinstance(news, peer_wire.ReplicaRequest) for _, news in keeper.reported)
@@ -391,8 +389,8 @@ async def test_image_in_use_is_fully_cached_once_peers_report_their_shares(tmp_p
         await until(lambda: shown()["state"] == "filling")  # no recent report confirms it
 
 
-async def test_operator_request_pins_the_whole_image_locally(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_operator_request_pins_the_whole_image_locally(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
         await keeper.hydration.request_hydration(await keeper.host.mirrors.attach_image(IMAGE))
@@ -413,23 +411,23 @@ async def test_operator_request_pins_the_whole_image_locally(tmp_path, testbed):
         )
 
 
-async def test_host_that_leaves_the_ring_table_keeps_its_share_until_a_restart(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_host_that_leaves_the_ring_table_keeps_its_share_until_a_restart(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         _, share = await keeper.answer(H2)
-        testbed.table = table_of("h2", "h3", epoch=2)
+        rig.table = table_of("h2", "h3", epoch=2)
         await trio.sleep(0.5)
         assert keeper.promised_bytes() == share.total_bytes
-    async with running(tmp_path, testbed) as keeper:  # it has a share by neither ring table
+    async with running(tmp_path, rig) as keeper:  # it has a share by neither ring table
         await until(lambda: keeper.host.pins.get(IMAGE))
         await trio.sleep(0.3)
         assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_replica
-        testbed.table = table_of("h1", "h2", "h3", epoch=3)
+        rig.table = table_of("h1", "h2", "h3", epoch=3)
         await until(lambda: keeper.promised_bytes() == share.total_bytes)
 
 
-async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
@@ -438,8 +436,8 @@ async def test_replica_pins_are_dropped_when_replication_is_disabled(tmp_path, t
 
 async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
     names = [f"h{number}" for number in range(1, 41)]
-    testbed = Testbed(*names)
-    async with running(tmp_path, testbed) as keeper:
+    rig = Rig(*names)
+    async with running(tmp_path, rig) as keeper:
         for name in names[1:]:
             keeper.asks(ids.HostId(name), IMAGE)
         most = 0
@@ -452,10 +450,10 @@ async def test_reports_to_many_hosts_are_sent_in_small_batches(tmp_path):
 
 
 @pytest.mark.allow_log("cannot be cached completely: the cache lacks")
-async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, testbed):
+async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path, rig):
     """Also without a pin and without space, as the image must stay in the source."""
-    testbed.table = table_of("h1", "h2")
-    async with running(tmp_path, testbed, 2 * MIB) as keeper:
+    rig.table = table_of("h1", "h2")
+    async with running(tmp_path, rig, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.host.pins._set(pin_record.ImagePin(IMAGE, 1.0, is_replica=True))
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
@@ -468,8 +466,8 @@ async def test_replica_image_is_reported_as_used_once_it_is_opened_here(tmp_path
         assert keeper.replicas._images_in_use() == [IMAGE]
 
 
-async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_path, testbed):
-    async with running(tmp_path, testbed) as keeper:
+async def test_replica_image_is_not_reported_as_used_after_its_lease_ends(tmp_path, rig):
+    async with running(tmp_path, rig) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
         await keeper.uses.scan_processes()

@@ -310,7 +310,7 @@ async def test_replaced_artefact_is_found_after_one_failed_read(server, source):
 
 
 async def test_location_of_an_image_being_read_is_not_evicted(server, source):
-    source._places = lru_table.LruTable(2)
+    source._locations = lru_table.LruTable(2)
     for blob in (CHUNK_MAP, BOOT_IMAGE, CHUNK_MAP, BOOT_IMAGE):
         assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
         await source.size_bytes(blob)

@@ -23,7 +23,7 @@ DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 ISSUE = vault_health.Issue
 
 
-class Testbed:
+class Rig:
     """A vault for eight chunks, six per host, and its health with a manual clock."""
 
     def __init__(self, folder: pathlib.Path, slow_s: float) -> None:
@@ -53,57 +53,55 @@ def slow_s() -> float:
 
 
 @pytest.fixture
-def testbed(tmp_path: pathlib.Path, slow_s: float) -> Iterator[Testbed]:
-    made = Testbed(tmp_path, slow_s)
+def rig(tmp_path: pathlib.Path, slow_s: float) -> Iterator[Rig]:
+    made = Rig(tmp_path, slow_s)
     yield made
     made.vault.close()
 
 
 @pytest.mark.expect_log("h1 has used up its quota of this vault")
 def test_vault_is_full_for_half_an_hour_and_not_at_a_hosts_quota(
-    testbed: Testbed,
+    rig: Rig,
 ) -> None:
-    testbed.put(H1, *range(5))
+    rig.put(H1, *range(5))
     with pytest.raises(errors.VaultFull, match="of one host"):
-        testbed.put(H1, *range(5, 9))
-    assert testbed.issues() == []
+        rig.put(H1, *range(5, 9))
+    assert rig.issues() == []
     with pytest.raises(errors.VaultFull, match="bytes is reached"):
-        testbed.put(H2, *range(5))
-    assert [testbed.issues() for _ in range(3)] == [[ISSUE.FULL]] * 3
-    assert testbed.issues() == []
+        rig.put(H2, *range(5))
+    assert [rig.issues() for _ in range(3)] == [[ISSUE.FULL]] * 3
+    assert rig.issues() == []
 
 
-def test_full_file_system_is_a_full_vault(testbed: Testbed) -> None:
-    testbed.vault.quota.refused[quota.Bound.DISK] += 1
-    assert testbed.issues() == [ISSUE.FULL]
+def test_full_file_system_is_a_full_vault(rig: Rig) -> None:
+    rig.vault.quota.refused[quota.Bound.DISK] += 1
+    assert rig.issues() == [ISSUE.FULL]
 
 
 @pytest.mark.expect_log("may be lost")
-def test_unsafe_vault_stays_unsafe(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsafe_vault_stays_unsafe(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_descriptor: int) -> int:
         group_sync.ctypes.set_errno(errno.EIO)
         return -1
 
     monkeypatch.setattr(group_sync._libc, "syncfs", fails)
     with pytest.raises(OSError, match="Input"):
-        testbed.put(H1, 1)
-    assert [testbed.issues() for _ in range(5)] == [[ISSUE.NOT_SAFE]] * 5
+        rig.put(H1, 1)
+    assert [rig.issues() for _ in range(5)] == [[ISSUE.NOT_SAFE]] * 5
 
 
 @pytest.mark.parametrize(("slow_s", "issues"), [(0.05, [ISSUE.SLOW]), (5.0, [])])
 def test_vault_with_a_slow_sync_is_slow(
-    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, issues: list[vault_health.Issue]
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, issues: list[vault_health.Issue]
 ) -> None:
     monkeypatch.setattr(group_sync, "_fault", lambda _descriptor: time.sleep(0.1))
-    testbed.put(H1, 1)
-    assert [testbed.issues() for _ in range(3)] == [issues] * 3
-    assert testbed.issues() == []
+    rig.put(H1, 1)
+    assert [rig.issues() for _ in range(3)] == [issues] * 3
+    assert rig.issues() == []
 
 
 @pytest.mark.parametrize("slow_s", [0.5])
-def test_hanging_sync_is_slow_before_it_ends(
-    testbed: Testbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_sync_is_slow_before_it_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def hang(_descriptor: int) -> None:
@@ -111,13 +109,13 @@ def test_hanging_sync_is_slow_before_it_ends(
         may_end.wait(10)
 
     monkeypatch.setattr(group_sync, "_fault", hang)
-    waiting = threading.Thread(target=testbed.vault.group_sync.wait_synced)
+    waiting = threading.Thread(target=rig.vault.group_sync.wait_synced)
     waiting.start()
-    assert begun.wait(5) and testbed.issues() == []
+    assert begun.wait(5) and rig.issues() == []
     time.sleep(0.6)
-    assert testbed.issues() == [ISSUE.SLOW]
+    assert rig.issues() == [ISSUE.SLOW]
     may_end.set()
     waiting.join(5)
-    took_s = testbed.vault.group_sync.took_s
+    took_s = rig.vault.group_sync.took_s
     time.sleep(0.01)
-    assert testbed.vault.group_sync.took_s == took_s > 0.5
+    assert rig.vault.group_sync.took_s == took_s > 0.5

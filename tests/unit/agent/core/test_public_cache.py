@@ -111,11 +111,11 @@ def test_prefetched_boot_chunks_are_bounded_and_displace_no_boot_chunks(order):
     fill(cache, range(1, 6), KeepClass.BOOT)
     for number in range(10, 20):
         fill(cache, [number])
-        cache.promote_chunk(cache.slot_of(cid(number)), KeepClass.AHEAD)
+        cache.promote_chunk(cache.slot_of(cid(number)), KeepClass.PREFETCHED)
         cache.bound_boot()
-        assert cache.usage.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
+        assert cache.usage.class_bytes[KeepClass.PREFETCHED] <= limits[KeepClass.PREFETCHED]
     assert cache.usage.class_chunks == [5, 0, 5, 5]
-    assert all(cache.slot_of(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
+    assert all(cache.slot_of(cid(n)).keep_class is KeepClass.PREFETCHED for n in range(15, 20))
     fill(cache, range(20, 60))  # evicts all other unused chunks
     assert [cache.slot_of(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
     assert cid(19) in cache and cid(14) not in cache

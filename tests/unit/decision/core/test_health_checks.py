@@ -16,7 +16,7 @@ WELL = decision_messages.HostHealth(version="1.0")
 
 
 def host(name="h1", **fields):
-    given = {"is_heard": True, "epoch": 7, "lifetime_left": 0.6, "health": WELL, **fields}
+    given = {"is_up": True, "epoch": 7, "lifetime_left": 0.6, "health": WELL, **fields}
     return cloud_state.HostStatus(name=name, **given)
 
 
