@@ -172,7 +172,9 @@ def _read_key(path: pathlib.Path) -> ids.ScopeKey:
             raise errors.Unusable(str(path), "others can read this key", "chmod 600")
         text = file.read(200).decode("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-fA-F]{64}", text) or not int(text, 16):
-        raise errors.Unusable(str(path), "it holds no key of 64 hexadecimal digits", "openssl rand -hex 32 generates one")
+        raise errors.Unusable(
+            str(path), "it holds no valid key", "openssl rand -hex 32 generates one"
+        )
     return ids.ScopeKey(bytes.fromhex(text))
 
 

@@ -146,9 +146,9 @@ def test_scoped_map_keys_new_chunks_and_keeps_names_of_the_base(image: pathlib.P
     ("text", "mode", "complaint"),
     [
         ("01" * 32, 0o640, "others can read this key"),
-        ("01" * 31, 0o600, "it holds no key of 64 hexadecimal digits"),
-        ("00" * 32, 0o600, "it holds no key of 64 hexadecimal digits"),
-        ("", 0o600, "it holds no key of 64 hexadecimal digits"),
+        ("01" * 31, 0o600, "it holds no valid key"),
+        ("00" * 32, 0o600, "it holds no valid key"),
+        ("", 0o600, "it holds no valid key"),
         (None, 0o600, "No such file"),
     ],
 )

@@ -12,8 +12,9 @@ MEMORY_BYTES = 2 << 30
 CPU_S, DEADLINE_S = 30, 90
 SAID_CHARACTERS = 200
 TOO_LARGE = os.strerror(errno.EFBIG)
-NO_END = f"no end in {DEADLINE_S} s"
-_CLEAN, _LEAKS = 0, 3  # exit statuses of qemu-img check
+NO_END = "no end in time"
+DAMAGED = 2  # exit status of qemu-img check
+SOUND = (0, 3)  # no errors, or unused clusters alone
 
 
 class Run(NamedTuple):
@@ -23,7 +24,9 @@ class Run(NamedTuple):
     said: str
 
 
-def run(words: list[object], max_bytes: int, cpu_s: int = CPU_S) -> Run:
+def run(
+    words: list[object], max_bytes: int, cpu_s: int = CPU_S, deadline_s: float = DEADLINE_S
+) -> Run:
     """Run a tool; ``max_bytes`` limits each file that it writes."""
     bounds = {"as": MEMORY_BYTES, "cpu": cpu_s, "fsize": max_bytes, "core": 0, "nofile": 256}
     prefix = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
@@ -34,7 +37,7 @@ def run(words: list[object], max_bytes: int, cpu_s: int = CPU_S) -> Run:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=DEADLINE_S,
+            timeout=deadline_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -52,12 +55,12 @@ def why_not_converted(image: pathlib.Path, driver: str, raw: pathlib.Path, max_b
     return done.said if done.status else ""
 
 
-def why_unsound(image: pathlib.Path) -> str:
-    """Return the damage that ``qemu-img check`` finds in a qcow2 file; "" if there is none."""
-    done = run(["qemu-img", "check", "-q", "-f", "qcow2", image], 1 << 20)
-    return "" if done.status in (_CLEAN, _LEAKS) else done.said
+def check(image: pathlib.Path, deadline_s: float = DEADLINE_S) -> Run:
+    """Check a qcow2 file by ``qemu-img check``."""
+    words = ["qemu-img", "check", "-q", "-f", "qcow2", image]
+    return run(words, 1 << 20, deadline_s=deadline_s)
 
 
 def is_sound(image: pathlib.Path) -> bool:
     """Return whether ``qemu-img check`` finds no damage in a qcow2 file."""
-    return not why_unsound(image)
+    return check(image).status in SOUND

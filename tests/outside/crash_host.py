@@ -214,9 +214,13 @@ class OverlayDisk:
         """Check the overlay and export it.
 
         :raises RuntimeError: QEMU finds damage
+        :raises TimeoutError: QEMU does not complete the check
         """
-        if why := bounded.why_unsound(self._file):
-            raise RuntimeError(f"qemu-img check finds damage in the overlay: {why}")
+        status, said = bounded.check(self._file, DEADLINE_S)
+        if status == bounded.DAMAGED:
+            raise RuntimeError(f"qemu-img check finds damage in the overlay: {said}")
+        if status not in bounded.SOUND:
+            raise TimeoutError(f"qemu-img check of the overlay was not completed: {said}")
         direct = "cache.direct=on"
         blocks = f"driver=file,filename={self._file},node-name=file,{direct}"
         disk = f"driver=qcow2,file=file,node-name=disk,{direct}"

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from acstor_common import errors
 from tests.outside import crash_host
 
 _FIRST_PASS_S = 4.0
+_PROGRESS = 10  # passes
 _SAID_CHARACTERS = 2000
 
 
@@ -139,8 +141,14 @@ def run(
         except subprocess.TimeoutExpired as late:
             tally.error = f"pass {number}, {fault or 'no'} kill: {late.cmd[0]} ran out of time"
             break
+        except (RuntimeError, TimeoutError, errors.Unusable) as e:
+            tally.error = f"pass {number}, {fault or 'no'} kill: {e}"
+            break
         lasts_s, number = one.ran_s, number + 1
         tally.operations += done.operations
+        if number % _PROGRESS == 0:
+            done_so_far = f"{tally.operations:,} operations, {host.kills.total()} kills"
+            print(f"{number} passes, {done_so_far}", flush=True)
         tally.verified_bytes += done.verified_bytes
         tally.error = done.error and f"pass {one.number}, {fault or 'no'} kill: {done.error}"
     tally.kills, tally.seconds_s = dict(host.kills), time.monotonic() - began_s
