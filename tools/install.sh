@@ -101,11 +101,8 @@ install_venv() {
     venv_is_ours ||
         logged pip.log "Is python3-venv installed?" /usr/bin/python3 -m venv --clear "$VENV"
     set_version
-    # Not `python -m pip`: in the checkout it takes acstor.egg-info for what is installed, and leaves
-    # the entry points of an older acstor in the virtualenv.
-    # Most modules are never imported; Python compiles those that are.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
-        "$VENV/bin/pip" install --no-compile --constraint "$ROOT/constraints.txt" \
+        bash "$ROOT/tools/pip-install.sh" "$VENV" --constraint "$ROOT/constraints.txt" \
         --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,tracing,test,doc]" \
         --editable "$ROOT/acstor_policies"
     echo "$key" >"$stamp"
