@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/install.sh [unit]
+# Usage: tools/install.sh [unit|packages]
 #
 # Install what acstor needs: the packages of bindep.txt, and a virtualenv .venv with the
 # versions of constraints.txt.  Safe to run again; a second run only looks.  "unit" leaves the
-# packages of the lab out: what is there is enough for the unit tests.
+# packages of the lab out: what is there is enough for the unit tests.  "packages" makes no virtualenv.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -110,7 +110,7 @@ install_venv() {
 
 part=${1:-all}
 case $part in
-    all | unit) ;;
+    all | unit | packages) ;;
     *) fail "there is no part '$part' to install." "$(usage)" ;;
 esac
 require_amd64
@@ -121,4 +121,5 @@ exec 9<"$ROOT/bindep.txt"
 flock 9 # two scripts of one checkout may start together
 install_packages
 require_python
+[[ $part == packages ]] && exit
 install_venv
