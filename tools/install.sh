@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/install.sh [unit]
+# Usage: tools/install.sh [unit|packages]
 #
 # Install what acstor needs: the packages of bindep.txt, and a virtualenv .venv with the
 # versions of constraints.txt.  Safe to run again; a second run only looks.  "unit" leaves the
-# packages of the lab out: what is there is enough for the unit tests.
+# packages of the lab out: what is there is enough for the unit tests.  "packages" makes no virtualenv.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -101,11 +101,8 @@ install_venv() {
     venv_is_ours ||
         logged pip.log "Is python3-venv installed?" /usr/bin/python3 -m venv --clear "$VENV"
     set_version
-    # Not `python -m pip`: in the checkout it takes acstor.egg-info for what is installed, and leaves
-    # the entry points of an older acstor in the virtualenv.
-    # Most modules are never imported; Python compiles those that are.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
-        "$VENV/bin/pip" install --no-compile --constraint "$ROOT/constraints.txt" \
+        bash "$ROOT/tools/pip-install.sh" "$VENV" --constraint "$ROOT/constraints.txt" \
         --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,tracing,test,doc]" \
         --editable "$ROOT/acstor_policies"
     echo "$key" >"$stamp"
@@ -113,7 +110,7 @@ install_venv() {
 
 part=${1:-all}
 case $part in
-    all | unit) ;;
+    all | unit | packages) ;;
     *) fail "there is no part '$part' to install." "$(usage)" ;;
 esac
 require_amd64
@@ -124,4 +121,5 @@ exec 9<"$ROOT/bindep.txt"
 flock 9 # two scripts of one checkout may start together
 install_packages
 require_python
+[[ $part == packages ]] && exit
 install_venv

@@ -28,8 +28,27 @@ esac
 case $part in
     functional | packages | all) require_lab "tools/test.sh $part" ;;
 esac
+
+declare -A beside=() installing=()
+# shellcheck disable=SC2317  # called by the trap
+end() {
+    local pid
+    [[ ${#installing[@]} -eq 0 ]] || kill "${installing[@]}" 2>/dev/null || true
+    for pid in "${beside[@]}"; do
+        if kill -INT -- "-$pid" 2>/dev/null; then wait "$pid" || true; fi
+    done
+}
+trap end EXIT
+
+# The guest image needs only the system's packages, and the virtualenv mostly one processor.
 case $part in
     unit) bash tools/install.sh unit ;; # it needs no lab
+    functional | all)
+        bash tools/install.sh packages
+        /usr/bin/python3 -m tests.lab.guest_image &
+        installing[guest]=$!
+        bash tools/install.sh
+        ;;
     *) bash tools/install.sh ;;
 esac
 export PATH=$VENV/bin:$PATH
@@ -67,7 +86,6 @@ compile_tests() {
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
 # their own, after those that AFTER names; it is interrupted when this ends before them, and cleans up
 # then.
-declare -A beside=() installing=()
 begin() {
     local first=${beside[${AFTER[$1]:-none}]:-}
     set -m
@@ -82,15 +100,6 @@ begin() {
     beside[$1]=$!
     say "the $1 tests run beside the rest; $LOGS/tests-$1.log shows how far they are"
 }
-# shellcheck disable=SC2317  # called by the trap
-end() {
-    local pid
-    [[ ${#installing[@]} -eq 0 ]] || kill "${installing[@]}" 2>/dev/null || true
-    for pid in "${beside[@]}"; do
-        if kill -INT -- "-$pid" 2>/dev/null; then wait "$pid" || true; fi
-    done
-}
-trap end EXIT
 
 # judge NAME STATUS: what failed runs once more, by itself, for real services and guests on two busy
 # processors may miss a deadline. Both runs are shown; what fails again has failed.
@@ -114,8 +123,6 @@ mkdir -p "$LOGS"
 last=$part last_status=0
 case $part in
     functional | all)
-        python -m tests.lab.guest_image &
-        installing[guest]=$!
         python -m tests.lab.openstack install &
         installing[openstack]=$!
         ;;

@@ -43,7 +43,7 @@ from tests.lab.openstack import ini
 from tests.lab.openstack import record_polling
 
 MIB = 1 << 20
-IMAGE_BYTES = 24 * MIB
+IMAGE_BYTES = 12 * MIB
 DEADLINE_S = 120.0
 NEWEST = "2.96"
 STARTED = "Final resource view"

@@ -2,8 +2,7 @@
 """A real guest boots from a real Glance, with all artefacts that acstor makes of an image.
 
 The listener hashes the image and boots it once for its boot image; an agent takes both, and the
-image's bytes, from Glance.
-
+image's bytes, from Glance.  ``test_nova_first_boot`` does so in each run.
 """
 
 import pathlib
@@ -28,6 +27,7 @@ from tests.lab.openstack import api
 from tests.lab.openstack import uploads
 
 pytestmark = [
+    pytest.mark.nightly,
     hosts.needs_fuse,
     pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed"),
     pytest.mark.timeout(1200),  # a guest boots twice, under emulation if there is no KVM

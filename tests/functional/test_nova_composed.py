@@ -40,7 +40,7 @@ WRITES = (
     "write -P 0 600M 64k",
 )
 """Into the image's bytes, across its end, and past it; and zeros."""
-MUCH = f"write -P 5 {2 * MIB} 12M"
+MUCH = f"write -P 5 {2 * MIB} 9M"
 
 
 @pytest.fixture(scope="module")

@@ -252,7 +252,7 @@ def test_server_with_waiting_reads_can_be_rebooted_and_deleted(cluster):
         cluster.lab.glance.kill()
         try:
             for number, end in enumerate((server.hard_reboot, server.delete), start=1):
-                nova_moves.qemu_io(server, f"aio_read {16 * MIB} 64k")
+                nova_moves.qemu_io(server, f"aio_read {8 * MIB} 64k")
                 late = lambda: host.agent.status()["images"][image_id]["waiting"]  # noqa: E731
                 runs.wait_for(late, nova_hosts.DEADLINE_S, "the read", host.agent.log)
                 began_s = time.monotonic()

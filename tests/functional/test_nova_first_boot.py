@@ -8,9 +8,12 @@ OpenStack's commands.  Real Glance, real S3, real Nova, a real Debian.
 
 import json
 import pathlib
+import re
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -74,11 +77,25 @@ def image_id(
 
     try:
         runs.wait_for(is_ready, PREPARED_S, "the boot image", listener.log)
+        check_boot_image(glance.record(made), glance, lab_image, listener.log())
         yield made
     finally:
         cluster.images.client.delete_image(made)
         is_gone = lambda: not glance.artefacts_of(made)  # noqa: E731
         runs.wait_for(is_gone, uploads.DEADLINE_S, "the artefacts' end", listener.log)
+
+
+def check_boot_image(
+    image: Mapping[str, Any],
+    glance: uploads.Images,
+    lab_image: guest_image.GuestImage,
+    log: str,
+) -> None:
+    """Check that the boot image has the boot up to the login prompt, and little else."""
+    built = re.search(r"boot image built: (\d+) chunks, .* until marker", log)
+    assert built and 300 < int(built[1]) < 3000, log
+    stored_bytes = glance.record(image[artefacts.Kind.BOOT_IMAGE.pointer])["size"]
+    assert 100 * stored_bytes < 3 * lab_image.raw.stat().st_size
 
 
 def test_compressed_qcow2_in_s3_boots_on_a_cold_host_from_its_boot_image(

@@ -23,8 +23,8 @@ from tests.lab import tuned
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 SOON_S = 180.0
-SLOW_MBIT = 4.0
-"""Rate at which the fill of an image of 24 MiB takes most of a minute."""
+SLOW_MBIT = 2.0
+"""Rate at which the fill of an image of 12 MiB takes most of a minute."""
 KEEPING = {"keep_images": "host", "constants": {tuned.BOOT_IDLE_S: 1}}
 
 

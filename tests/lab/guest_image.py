@@ -181,11 +181,9 @@ def _install(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> pat
     """Install the new system's packages below ``folder``."""
     root = folder / "root"
     include = ",".join((recipe.kernel_package, *recipe.packages))
-    _command(
-        folder,
-        say,
-        ["debootstrap", "--variant=minbase", f"--include={include}", recipe.suite, root, mirror],
-    )
+    # INITRD: the kernel's package makes no initramfs; _configure makes the only one.
+    install = ["env", "INITRD=No", "debootstrap", "--variant=minbase", f"--include={include}"]
+    _command(folder, say, [*install, recipe.suite, root, mirror])
     return root
 
 

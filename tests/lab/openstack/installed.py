@@ -69,9 +69,7 @@ def _run(*argv: str | pathlib.Path) -> None:
 
 
 def _pip(*arguments: str | pathlib.Path) -> None:
-    # Not `python -m pip`: it searches the current folder first, and in the checkout it would keep
-    # an older acstor's entry points.  No compilation: most modules are never imported.
-    _run(BIN / "pip", "--disable-pip-version-check", "install", "--no-compile", *arguments)
+    _run("bash", runs.CHECKOUT / "tools" / "pip-install.sh", VENV, *arguments)
 
 
 def _install_releases() -> None:
