@@ -38,7 +38,7 @@ def test_tempest_finds_the_scenarios_and_accepts_their_options(
             "acstor": {"agent_metrics": "h1:http://192.0.2.1:9464/metrics"},
         },
     )
-    names = tempest.names_of(tmp_path, r"^acstor_tempest_plugin\.")
+    names = tempest.ids_of(tmp_path, r"^acstor_tempest_plugin\.")
     assert {name.rpartition(".")[2] for name in names} == SCENARIOS
     monkeypatch.setenv("TEMPEST_CONFIG_DIR", os.fspath(tmp_path / "etc"))
     shown = runs.tool([installed.BIN / "python", "-c", SHOW_OPTIONS])

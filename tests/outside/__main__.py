@@ -6,7 +6,8 @@ random and damaged images, compared with qemu-img.  ``inspector``: oslo.utils' t
 inspector.  ``readers``: acstor's qcow2 files, read by other programs than QEMU.  ``rest``:
 schemathesis on the REST API, as each role.  ``fsx`` and ``fio``: operations on writable disks of
 the mirror, while workers and supervisors are killed and, under fio, the host loses power.
-``overlay``: both on guests' disks over the mirror, while QEMU is killed, too.
+``overlay``: both on guests' disks over the mirror, while QEMU is killed, too.  ``tempest`` and
+``rally``: tests of OpenStack on the lab's, with acstor and without.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterable
 
+from tests.outside import clouds
 from tests.outside import crash_parts
 from tests.outside import crash_passes
 from tests.outside import fuzz
@@ -30,7 +32,10 @@ from tests.outside import rest_roles
 from tests.outside import sample_images
 
 COMMAND = "tools/outside-tests.sh"
-PARTS = ("samples", "iotests", "fuzz", "inspector", "readers", "rest", "fsx", "fio", "overlay")
+PARTS = (
+    *("samples", "iotests", "fuzz", "inspector", "readers", "rest", "fsx", "fio", "overlay"),
+    *("tempest", "rally"),
+)
 KEPT = qemu_source.CACHE / "found"
 _PROGRESS = 1000  # images
 _WIDTHS = (44, 40, 40)
@@ -50,6 +55,8 @@ def main() -> int:
         "fsx": lambda: run_crashes("fsx", crash_parts.run_fsx, options),
         "fio": lambda: run_crashes("fio", crash_parts.run_fio, options),
         "overlay": lambda: run_crashes("overlay", crash_parts.run_overlay, options),
+        "tempest": lambda: run_on_clouds(clouds.run_tempest, options),
+        "rally": lambda: run_on_clouds(clouds.run_rally, options),
     }
     failed = [part for part in options.part or PARTS if not run[part]()]
     print(f"failed: {', '.join(failed)}" if failed else "nothing is answered otherwise")
@@ -66,6 +73,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--operations", type=int, default=1_000_000, help="of fsx and fio")
     parser.add_argument("--kills", type=int, default=100, help="of processes while these run")
     parser.add_argument("--minutes", type=float, default=60, help="longest time of such a part")
+    parser.add_argument("--match", help="regular expression of Tempest's tests or of scenarios")
+    parser.add_argument("--resume", action="store_true", help="run only those without a result")
     parser.add_argument("--test", action="append", help="run this iotest alone")
     parser.add_argument("--format", action="append", choices=iotests.FORMATS, help="of iotests")
     return parser.parse_args()
@@ -150,6 +159,13 @@ def run_crashes(
     found = run(goal)
     print(f"{part}: {found.line()}", flush=True)
     return not found.error
+
+
+def run_on_clouds(
+    run: Callable[[str | None, float, bool], bool], options: argparse.Namespace
+) -> bool:
+    """Run tests of OpenStack on both clouds of the lab."""
+    return run(options.match, options.minutes * 60, options.resume)
 
 
 def _show(part: str, rows: Iterable[judge.Row], is_whole: bool) -> bool:

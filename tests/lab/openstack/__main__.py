@@ -12,6 +12,7 @@ from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
+from tests.lab.openstack import comparison
 from tests.lab.openstack import installed
 from tests.lab.openstack import prepared
 from tests.lab.openstack import tempest
@@ -71,10 +72,11 @@ def _tempest(arguments: argparse.Namespace) -> int:
     paths = {way: arguments.results / f"tempest-{way}.json" for way in tempest_cloud.WAYS}
     if (way := arguments.way) == "compare":
         stock, acstor = (tempest_results.read(path) for path in paths.values())
-        print(tempest_results.differences(stock, acstor))
-        return 1 if tempest_results.worse(stock, acstor) else 0
-    installed.install_tempest()
-    results = tempest.run(way, arguments.regex, arguments.concurrency)
+        compared = comparison.compare(stock, acstor, comparison.read_known())
+        print(comparison.text(stock, acstor, compared))
+        return 0 if compared.is_explained else 1
+    ids = tempest.list_tests(arguments.regex)
+    results = tempest.run(way, ids, tempest.Plan(arguments.concurrency))
     tempest_results.write(results, paths[way])
     print(tempest_results.table(results))
     print(f"acstor: {paths[way]}")

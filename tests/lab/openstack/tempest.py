@@ -6,15 +6,19 @@ flavors, and missing features of this cloud.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import json
+import math
 import os
 import pathlib
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -33,35 +37,43 @@ REGEX = r"^(tempest\.api\.(image|compute)\.|acstor_tempest_plugin\.)"
 RESULTS = runs.CHECKOUT / "results"
 _IMAGE_BYTES = 16 << 20
 _MAP_DEADLINE_S = 120.0
+_PROGRESS_S = 60.0
 _GROUPS = r"([^\.]*\.)*"  # tests of one class run in sequence
 _VERSIONS = ("nova", "glance", "keystone", "openstack-placement", "tempest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How tests run.
+
+    :ivar concurrency: tests at once
+    :ivar stop_s: the run is cut then; by the monotonic clock
+    :ivar test_s: longest time of a test; 0: unlimited
+    """
+
+    concurrency: int = 1
+    stop_s: float = math.inf
+    test_s: int = 0
 
 
 def _packages() -> pathlib.Path:
     return next(installed.VENV.glob("lib/*/site-packages"))
 
 
-@contextlib.contextmanager
-def _images(
-    lab: cloud.Cloud, files: tempest_cloud.Files, is_mapped: bool
-) -> Iterator[Sequence[str]]:
-    """Upload the servers' two images, for a block; yield their ids."""
+def upload_images(lab: cloud.Cloud, files: tempest_cloud.Files, way: str) -> list[str]:
+    """Upload the servers' two images; return their ids."""
     client = lab.connect().image
     facts = {"disk_format": "raw", "container_format": "bare", "visibility": "public"}
     made = []
-    try:
-        for seed, name in enumerate(("tempest", "tempest-alt")):
-            raw = files.files / f"{name}.raw"
-            raw.write_bytes(guest.image(_IMAGE_BYTES, seed))
-            runs.tool(["qemu-img", "convert", "-O", "qcow2", raw, raw.with_suffix(".qcow2")])
-            made.append(client.create_image(name=name, data=raw.read_bytes(), **facts).id)
-        for image_id in made if is_mapped else ():
-            has_map = functools.partial(_has_map, client, image_id)
-            runs.wait_for(has_map, _MAP_DEADLINE_S, f"the chunk map of {image_id}", str)
-        yield made
-    finally:
-        for image_id in made:
-            client.delete_image(image_id)
+    for seed, name in enumerate(tempest_cloud.FLAVORS):
+        raw = files.files / f"{name}.raw"
+        raw.write_bytes(guest.image(_IMAGE_BYTES, seed))
+        runs.tool(["qemu-img", "convert", "-O", "qcow2", raw, raw.with_suffix(".qcow2")])
+        made.append(client.create_image(name=name, data=raw.read_bytes(), **facts).id)
+    for image_id in made if way == "acstor" else ():
+        has_map = functools.partial(_has_map, client, image_id)
+        runs.wait_for(has_map, _MAP_DEADLINE_S, f"the chunk map of {image_id}", str)
+    return made
 
 
 def _has_map(client: Any, image_id: str) -> bool:
@@ -122,12 +134,16 @@ def _sections(
     }
 
 
-def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
-    """Run a Tempest command in ``folder`` to its end; return its output."""
+@contextlib.contextmanager
+def _command(
+    folder: pathlib.Path, name: str, *words: str | pathlib.Path, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a Tempest command in ``folder``; kill it and its workers after the block."""
     environment = {
         "HOME": str(folder),
         "PATH": f"{installed.BIN}:{os.environ['PATH']}",
         "TEMPEST_CONFIG_DIR": str(folder / "etc"),
+        **options.pop("env", {}),
     }
     record = folder / f"{name}{runs.RECORD_SUFFIX}"
     process = subprocess.Popen(
@@ -140,9 +156,15 @@ def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
     )
     runs.record(process.pid, record)
     try:
-        return process.communicate()
+        yield process
     finally:
         runs.kill_recorded(record)  # its workers too, on an interrupt
+
+
+def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
+    """Run a Tempest command in ``folder`` to its end; return its output."""
+    with _command(folder, name, *words, **options) as process:
+        return process.communicate()
 
 
 def make_workspace(folder: pathlib.Path, sections: ini.Sections) -> None:
@@ -153,25 +175,52 @@ def make_workspace(folder: pathlib.Path, sections: ini.Sections) -> None:
     _run(folder, "stestr", "init")
 
 
-def names_of(folder: pathlib.Path, regex: str) -> list[str]:
-    """Return the names of the matching tests.
+def ids_of(folder: pathlib.Path, regex: str) -> dict[str, str]:
+    """Return the matching tests: name to Tempest's id.
 
     :raises errors.Unusable: there are none, or Tempest cannot load them; has the reason
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     listed, why = _run(folder, "tempest", "run", "--list-tests", "--regex", regex, **pipes)
-    names = [line.partition("[")[0] for line in listed.decode().splitlines()]
-    names = [name for name in names if re.search(regex, name)]
-    if not names:
+    ids = {line.partition("[")[0]: line for line in listed.decode().splitlines()}
+    ids = {name: test_id for name, test_id in ids.items() if re.search(regex, name)}
+    if not ids:
         raise errors.Unusable(f"tempest run --regex {regex}", why.decode()[-2000:])
-    return names
+    return ids
+
+
+def list_tests(regex: str) -> dict[str, str]:
+    """Return :func:`ids_of` without a cloud; install Tempest first."""
+    installed.install_tempest()
+    with tempfile.TemporaryDirectory() as folder:
+        make_workspace(pathlib.Path(folder), {})
+        return ids_of(pathlib.Path(folder), regex)
+
+
+def _run_tests(folder: pathlib.Path, ids: Mapping[str, str], plan: Plan) -> bool:
+    """Run tests; return whether all had time."""
+    chosen = folder / "tests"
+    chosen.write_text("".join(f"{test_id}\n" for test_id in ids.values()))
+    words = ("--subunit", "--load-list", chosen, "--concurrency", str(plan.concurrency))
+    env = {"OS_TEST_TIMEOUT": str(plan.test_s)}
+    with (
+        (folder / "stream").open("wb") as stream,
+        _command(folder, "tempest", "run", *words, stdout=stream, env=env) as process,
+    ):
+        while (left_s := plan.stop_s - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(left_s, _PROGRESS_S))
+                return True
+            done = len(tempest_results.of_classes(_outcomes(folder), list(ids)))
+            print(f"acstor: {done} of {len(ids)} tests have a result", flush=True)
+    return False
 
 
 def _outcomes(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the outcomes of the last run in ``folder``."""
-    stream, _ = _run(folder, "stestr", "last", "--subunit", stdout=subprocess.PIPE)
+    """Return the outcomes so far of the run in ``folder``."""
     reader = [installed.BIN / "python", pathlib.Path(__file__).with_name("subunit_json.py")]
-    done = subprocess.run(reader, input=stream, capture_output=True, check=True)
+    with (folder / "stream").open("rb") as stream:
+        done = subprocess.run(reader, stdin=stream, capture_output=True, check=True)
     tests: dict[str, Any] = json.loads(done.stdout)
     return tests
 
@@ -181,49 +230,26 @@ def _versions() -> dict[str, str]:
     return {name: found[name] for name in _VERSIONS}
 
 
-def run(way: str, regex: str, concurrency: int) -> dict[str, Any]:
-    """Run the matching Tempest tests on a new cloud.
+def run(way: str, ids: Mapping[str, str], plan: Plan) -> dict[str, Any]:
+    """Run Tempest tests on a new cloud.
 
     :param way: one of :data:`tempest_cloud.WAYS`
-    :raises errors.Unusable: the cloud does not start, or no test matches; has the reason
+    :param ids: of :func:`list_tests`
+    :raises errors.Unusable: the cloud does not start; has the reason
     """
-    begin = time.monotonic()
-    with runs.Run() as made:
-        lab = cloud.Cloud(made.folder / "openstack")
-        try:
-            lab.start_compute_services()
-            with tempest_cloud.set_up(lab, way) as files:
-                print(f"acstor: the cloud is up after {time.monotonic() - begin:.0f} s", flush=True)
-                return run_on(lab, files, way, made.folder / "tempest", regex, concurrency)
-        finally:
-            lab.stop()
-
-
-def run_on(
-    lab: cloud.Cloud,
-    files: tempest_cloud.Files,
-    way: str,
-    folder: pathlib.Path,
-    regex: str,
-    concurrency: int = 1,
-) -> dict[str, Any]:
-    """Run the matching Tempest tests on a prepared cloud.
-
-    :param folder: for Tempest's files
-    :raises errors.Unusable: no test matches; has the reason
-    """
-    with _images(lab, files, is_mapped=way == "acstor") as images:
+    with tempest_cloud.started(way) as (lab, files, run_folder):
+        folder, images = run_folder / "tempest", upload_images(lab, files, way)
         make_workspace(folder, _sections(lab, files, way, folder, images))
-        names = names_of(folder, regex)
         begin = time.monotonic()
-        _run(folder, "tempest", "run", "--regex", regex, "--concurrency", str(concurrency))
+        is_whole = _run_tests(folder, ids, plan)
+        tests = tempest_results.of_classes(_outcomes(folder), list(ids))
     return {
         "way": way,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "regex": regex,
-        "concurrency": concurrency,
+        "concurrency": plan.concurrency,
         "seconds": round(time.monotonic() - begin),
         "versions": _versions(),
-        "listed": len(names),
-        "tests": tempest_results.of_classes(_outcomes(folder), names),
+        "listed": len(ids),
+        "is_cut": not is_whole,
+        "tests": tests,
     }

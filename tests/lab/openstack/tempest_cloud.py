@@ -8,10 +8,12 @@ import contextlib
 import json
 import pathlib
 import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 from tests.lab import agents
+from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
@@ -144,3 +146,21 @@ def set_up(lab: cloud.Cloud, way: str) -> Iterator[Files]:
             yield files
     finally:
         files.stop()
+
+
+@contextlib.contextmanager
+def started(way: str) -> Iterator[tuple[cloud.Cloud, Files, pathlib.Path]]:
+    """Run a new cloud as one of :data:`WAYS` for a block; yield a folder, too.
+
+    :raises errors.Unusable: a service does not start; has the end of its log
+    """
+    begin = time.monotonic()
+    with runs.Run() as made:
+        lab = cloud.Cloud(made.folder / "openstack")
+        try:
+            lab.start_compute_services()
+            with set_up(lab, way) as files:
+                print(f"acstor: the cloud is up after {time.monotonic() - begin:.0f} s", flush=True)
+                yield lab, files, made.folder
+        finally:
+            lab.stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of Tempest's tests: counted, shown, and compared between two clouds.
+"""Results of Tempest's tests: saved, counted and shown.
 
 A test without a result was not run, and is not counted.
 """
@@ -18,7 +18,8 @@ from acstor_common import errors
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 OUTCOMES = (PASSED, FAILED, SKIPPED)
-_GROUPS = ("tempest.api.image", "tempest.api.compute", "acstor_tempest_plugin")
+NONE = dict.fromkeys(OUTCOMES, 0)
+_GROUPS = ("tempest.api.image", "tempest.api.compute", "acstor_tempest_plugin", "rally")
 
 
 def read(path: pathlib.Path) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def count(tests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Return the number of tests by group and outcome."""
     counts: dict[str, dict[str, int]] = {}
     for name, test in sorted(tests.items()):
-        of_group = counts.setdefault(group_of(name), dict.fromkeys(OUTCOMES, 0))
+        of_group = counts.setdefault(group_of(name), dict(NONE))
         of_group[test["outcome"]] += 1
     return counts
 
@@ -86,24 +87,3 @@ def table(results: Mapping[str, Any]) -> str:
         if test["outcome"] == FAILED:
             lines += [f"failed: {name}", *test["reason"].strip().splitlines()[-1:]]
     return "\n".join(lines)
-
-
-def worse(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> list[str]:
-    """Return the tests that passed on stock Nova only."""
-    passed = [name for name, test in stock["tests"].items() if test["outcome"] == PASSED]
-    others = acstor["tests"]
-    return sorted(name for name in passed if others.get(name, {}).get("outcome") != PASSED)
-
-
-def differences(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> str:
-    """Return the tests with different outcomes on the two clouds, as text."""
-    lines = []
-    for name in sorted(stock["tests"].keys() | acstor["tests"].keys()):
-        before, after = (
-            results["tests"].get(name, {"outcome": "not run"})["outcome"]
-            for results in (stock, acstor)
-        )
-        if before != after:
-            lines.append(f"{name}: {before} on stock, {after} with acstor")
-    number = len(worse(stock, acstor))
-    return "\n".join([*lines, f"tests that pass on stock and not with acstor: {number}"])

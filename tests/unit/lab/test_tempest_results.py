@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of Tempest's results: counts, reasons, and regressions against stock."""
+"""Reports of Tempest's results: counts and reasons."""
 
 import pytest
 
@@ -27,18 +27,6 @@ def test_table_counts_results_by_part_with_reasons() -> None:
     shown = tempest_results.table(made)
     assert "   2 skipped: no" in shown
     assert f"failed: {SERVERS}.test_b\nat last" in shown
-
-
-def test_only_tests_that_pass_on_stock_can_be_worse() -> None:
-    stock = results(test_a="passed", test_b="passed", test_c="failed", test_d="passed")
-    acstor = results(test_a="passed", test_b="failed", test_c="failed", test_e="passed")
-    assert tempest_results.worse(stock, acstor) == [f"{SERVERS}.test_b", f"{SERVERS}.test_d"]
-    assert tempest_results.differences(stock, acstor).splitlines() == [
-        f"{SERVERS}.test_b: passed on stock, failed with acstor",
-        f"{SERVERS}.test_d: passed on stock, not run with acstor",
-        f"{SERVERS}.test_e: not run on stock, passed with acstor",
-        "tests that pass on stock and not with acstor: 2",
-    ]
 
 
 def test_results_are_read_back_unchanged(tmp_path) -> None:
