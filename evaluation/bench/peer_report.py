@@ -47,17 +47,18 @@ class Found:
 
     def as_details(self) -> dict[str, Any]:
         """Return all for JSON."""
-        kinds = {"boots": self.boots, "replays": self.replays}
         return {
             "failed": self.failed,
-            **{
-                kind: {
-                    f"{cell}, {way}": [dataclasses.asdict(one) for one in these]
-                    for (cell, way), these in measured.items()
-                }
-                for kind, measured in kinds.items()
-            },
+            "boots": _as_rows(self.boots),
+            "replays": _as_rows(self.replays),
         }
+
+
+def _as_rows(measured: Mapping[tuple[peer_plan.Cell, str], Sequence[Any]]) -> dict[str, Any]:
+    return {
+        f"{cell}, {way}": [dataclasses.asdict(one) for one in these]
+        for (cell, way), these in measured.items()
+    }
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:

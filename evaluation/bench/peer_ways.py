@@ -18,8 +18,7 @@ from tests.lab import runs
 
 READY_S = 300.0
 DISK_BYTES = 4096 * geometry.MIB
-DEFAULTS = {"keep_images": "host", "cache_limit_bytes": 20 * 1024 * geometry.MIB}
-"""Of the product, where the lab's differ."""
+CACHE_BYTES = 20 * 1024 * geometry.MIB  # the product's default, unlike the lab's
 
 
 class Prepared(NamedTuple):
@@ -125,7 +124,9 @@ def qemu(place: Place) -> Iterator[Client]:
 def acstor(place: Place) -> Iterator[Client]:
     """Let a running agent mirror the image; it fills its cache after the boot."""
     image_id = place.made.image_id
-    with agents.Agent(place.host, place.url, place.ring_file, **DEFAULTS) as agent:
+    with agents.Agent(
+        place.host, place.url, place.ring_file, keep_images="host", cache_limit_bytes=CACHE_BYTES
+    ) as agent:
         agent.wait_ready(READY_S)
 
         def request() -> Backing:
