@@ -120,13 +120,16 @@ class Booted:
     def __init__(self, made: peer_ways.Prepared, cell: peer_plan.Cell, way: str) -> None:
         self._cloud = Cloud(made, cell, way)
         self._stack = contextlib.ExitStack()
+        self._cached: tuple[float, int] | None = None
 
     def __enter__(self) -> Self:
         """Boot, and measure."""
         with contextlib.ExitStack() as stack:
             cloud = stack.enter_context(self._cloud)
             self._began_s = time.monotonic()
-            disk = make_disk(cloud.net.hosts[0], cloud.clients[0].request())
+            backing = cloud.clients[0].request()
+            self.note_cached()
+            disk = make_disk(cloud.net.hosts[0], backing)
             self._guest = stack.enter_context(
                 guest.Guest(cloud.net.hosts[0], disk, cache="writeback", memory_mib=MEMORY_MIB)
             )
@@ -157,9 +160,8 @@ class Booted:
     def note_cached(self) -> None:
         """Note whether the image is fully cached by now, once."""
         is_cached = self._cloud.clients[0].is_fully_cached
-        if self.boot.cached_s is None and is_cached and is_cached():
-            self.boot.cached_s = time.monotonic() - self._began_s
-            self.boot.cached_bytes = self._cloud.link_bytes()
+        if self._cached is None and is_cached and is_cached():
+            self._cached = (time.monotonic() - self._began_s, self._cloud.link_bytes())
 
     def is_due(self, later_s: float) -> bool:
         """Return whether that time has passed since the login prompt."""
@@ -170,6 +172,8 @@ class Booted:
         self._guest.shell(DROP_CACHES)
         self.boot.later_s = run_program(self._guest)
         self.boot.later_bytes = self._cloud.link_bytes()
+        if self._cached is not None:
+            self.boot.cached_s, self.boot.cached_bytes = self._cached
 
 
 def make_disk(host: network.Host, backing: peer_ways.Backing) -> pathlib.Path:
