@@ -26,6 +26,7 @@ the slowest of eight hosts.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -109,18 +110,17 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> peer_ways.Prepared:
 
 
 class Session:
-    """One run: it works through the plan and keeps the guests that are to run on.
+    """One run: it works through the plan and keeps the guests that are to run on."""
 
-    :param reads: of a guest, to replay
-    """
-
-    def __init__(
-        self, made: peer_ways.Prepared, reads: list[peer_replay.Read], say: harness.Say
-    ) -> None:
-        self._made, self._reads, self._say = made, reads, say
+    def __init__(self, made: peer_ways.Prepared, say: harness.Say) -> None:
+        self._made, self._say = made, say
         self._kept: list[peer_boots.Booted] = []
         self.found = peer_report.Found()
         self.later_s = peer_plan.QUICK_LATER_S if IS_QUICK else peer_plan.LATER_S
+
+    @functools.cached_property
+    def _reads(self) -> list[peer_replay.Read]:
+        return peer_replay.record(self._made.raw)
 
     def work(self, limit: peer_plan.TimeLimit) -> None:
         """Do all jobs that have time."""
@@ -183,9 +183,8 @@ def run(say: harness.Say) -> harness.Result:
     with runs.Run() as lab_run:
         made = prepare(lab_run.folder, say)
         stored_bytes = (made.folder / made.file_name).stat().st_size
-        reads = peer_replay.record(made.raw)
-        say(f"the image: {stored_bytes / 1e6:.0f} MB compressed; {len(reads)} reads of a guest")
-        session = Session(made, reads, say)
+        say(f"the image: {stored_bytes / 1e6:.0f} MB compressed")
+        session = Session(made, say)
         session.work(limit)
     found = session.found
     tell(found, session.later_s, say)
