@@ -7,6 +7,7 @@ Exit status: 0 all ran, with or without missed targets; 1 one could not run; 2 w
 
 import argparse
 import functools
+import os
 import pathlib
 import sys
 
@@ -29,7 +30,13 @@ def main() -> int:
         default=harness.ROOT / "results",
         help="folder for ID.json and ID.png (default: results in the checkout)",
     )
+    parser.add_argument("--turns", type=int, help="of each measurement, instead of its own number")
+    parser.add_argument("--quick", action="store_true", help="PEERS: few cells, in 20 minutes")
     options = parser.parse_args()
+    if options.turns:
+        os.environ["ACSTOR_BENCH_TURNS"] = str(options.turns)
+    if options.quick:
+        os.environ["ACSTOR_BENCH_QUICK"] = "1"
     known = harness.load_all()
     unknown = [name for name in options.ids if name not in known and name != "all"]
     if unknown:

@@ -198,7 +198,8 @@ def test_every_catalogue_entry_has_a_benchmark() -> None:
 
 def test_benchmarks_and_rows_of_their_page_correspond() -> None:
     text = (harness.ROOT / "doc/source/contributor/benchmarks.rst").read_text()
-    assert sorted(re.findall(r"^   ([A-Z]\d+\w*|PEERS),", text, re.M)) == sorted(harness.load_all())
+    ids = re.findall(r"^   ([A-Z]\d+\w*|PEERSb?),", text, re.M)
+    assert sorted(ids) == sorted(harness.load_all())
 
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\n"

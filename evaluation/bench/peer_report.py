@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of PEERS, and its goals."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import TypeVar
+
+import prettytable
+from matplotlib import figure
+
+from evaluation.bench import peer_boots
+from evaluation.bench import peer_plan
+from evaluation.bench import peer_replay
+from evaluation.bench import peer_ways
+
+Measured = TypeVar("Measured")
+
+LIMIT = 1.05
+Points = dict[str, Callable[[peer_boots.Boot], float]]
+STEPS: Points = {
+    "login": lambda boot: boot.login_s,
+    "service": lambda boot: boot.service_s,
+    "program": lambda boot: boot.program_s,
+}
+POINTS: Points = {**STEPS, "program": lambda boot: boot.done_s}
+"""Seconds from the request for the image."""
+
+Boots = dict[tuple[peer_plan.Cell, str], list[peer_boots.Boot]]
+Replays = dict[tuple[peer_plan.Cell, str], list[peer_replay.Replay]]
+
+
+@dataclasses.dataclass
+class Found:
+    """All measurements, and the jobs that failed, with their reasons."""
+
+    boots: Boots = dataclasses.field(default_factory=dict)
+    replays: Replays = dataclasses.field(default_factory=dict)
+    failed: list[str] = dataclasses.field(default_factory=list)
+
+    def as_details(self) -> dict[str, Any]:
+        """Return all for JSON."""
+        return {
+            "failed": self.failed,
+            "boots": _as_rows(self.boots),
+            "replays": _as_rows(self.replays),
+        }
+
+
+def _as_rows(measured: Mapping[tuple[peer_plan.Cell, str], Sequence[Any]]) -> dict[str, Any]:
+    return {
+        f"{cell}, {way}": [dataclasses.asdict(one) for one in these]
+        for (cell, way), these in measured.items()
+    }
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the 50th, 90th and 99th percentile, interpolated.
+
+    >>> percentiles([3.0])
+    (3.0, 3.0, 3.0)
+    """
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return cuts[49], cuts[89], cuts[98]
+
+
+def _spread(values: Iterable[float | None], form: str = ".1f") -> str:
+    """Return the percentiles in words; of one value, the value."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return format(known[0], form) if known else "-"
+    return " / ".join(format(cut, form) for cut in percentiles(known))
+
+
+def _median_mb(values: Iterable[int | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known) / 1e6:.0f}" if known else "-"
+
+
+def boot_table(boots: Boots) -> str:
+    """Return the table of one host; percentiles 50, 90 and 99 where there are several runs."""
+    columns: dict[str, Callable[[list[peer_boots.Boot]], object]] = {
+        "runs": len,
+        "login, s": lambda these: _spread(boot.login_s for boot in these),
+        "service, s": lambda these: _spread(boot.service_s for boot in these),
+        "program, s": lambda these: _spread(boot.program_s for boot in these),
+        "link MB: login": lambda these: _median_mb(boot.login_bytes for boot in these),
+        "program": lambda these: _median_mb(boot.program_bytes for boot in these),
+        "source MB": lambda these: _median_mb(boot.source_bytes for boot in these),
+        "CPU s": lambda these: _spread(boot.cpu_s for boot in these),
+        "MiB": lambda these: _spread((boot.memory_mib for boot in these), ".0f"),
+    }
+    return _table(boots, columns)
+
+
+def later_table(boots: Boots, later_s: float) -> str:
+    """Return the table of the guests that kept running."""
+    kept = {
+        key: of_later
+        for key, these in boots.items()
+        if (of_later := [boot for boot in these if boot.later_s is not None])
+    }
+    columns: dict[str, Callable[[list[peer_boots.Boot]], object]] = {
+        "program, s": lambda these: _spread(boot.program_s for boot in these),
+        f"{later_s / 60:g} min later": lambda these: _spread(boot.later_s for boot in these),
+        "link MB then": lambda these: _median_mb(boot.later_bytes for boot in these),
+        "fully cached, s": lambda these: _spread((boot.cached_s for boot in these), ".0f"),
+        "link MB": lambda these: _median_mb(boot.cached_bytes for boot in these),
+    }
+    return _table(kept, columns)
+
+
+def replay_table(replays: Replays) -> str:
+    """Return the table of several hosts, with the percentiles over hosts and runs."""
+    columns: dict[str, Callable[[list[peer_replay.Replay]], object]] = {
+        "runs": len,
+        "reads done, s": lambda these: _spread(second for one in these for second in one.host_s),
+        "link MB": lambda these: _median_mb(one.link_bytes for one in these),
+        "source MB": lambda these: _median_mb(one.source_bytes for one in these),
+        "CPU s/GB read": lambda these: _spread(1e9 * one.cpu_s / one.read_bytes for one in these),
+        "MiB": lambda these: _spread((one.memory_mib for one in these), ".0f"),
+    }
+    return _table(replays, columns)
+
+
+def _table(
+    measured: Mapping[tuple[peer_plan.Cell, str], list[Measured]],
+    columns: Mapping[str, Callable[[list[Measured]], object]],
+) -> str:
+    table = prettytable.PrettyTable(["cell", "way", *columns], align="l")
+    for (cell, way), these in sorted(measured.items(), key=_order):
+        table.add_row([cell, way, *(of_these(these) for of_these in columns.values())])
+    return table.get_string()
+
+
+def _order(item: tuple[tuple[peer_plan.Cell, str], object]) -> tuple[float, ...]:
+    (cell, way), _ = item
+    return cell.hosts, cell.mbit or 1e6, cell.rtt_ms, list(peer_ways.WAYS).index(way)
+
+
+def not_measured(found: Found) -> Iterator[str]:
+    """Yield a line for each cell with ways that were not measured, and for absent programs."""
+    for cell in peer_plan.GRID:
+        measured = found.boots if cell.hosts == 1 else found.replays
+        absent = [way for way in peer_ways.WAYS if (cell, way) not in measured]
+        if absent:
+            which = "all ways" if len(absent) == len(peer_ways.WAYS) else ", ".join(absent)
+            yield f"not measured: {cell}: {which}"
+    for way, why in peer_ways.NOT_HAD.items():
+        yield f"not measured: {way}: {why}"
+    yield from (f"failed: {line}" for line in found.failed)
+
+
+class Ratio(NamedTuple):
+    """acstor's median at a point of the grid over that of the fastest of some other ways."""
+
+    where: str
+    ratio: float
+    other: str
+
+
+def point_ratios(found: Found, others: Sequence[str], points: Points) -> Iterator[Ratio]:
+    """Yield the ratios of all cells that have acstor and one of the others."""
+    for cell in peer_plan.GRID:
+        for name, of_boot in points.items():
+            medians = {
+                way: statistics.median(of_boot(boot) for boot in found.boots[cell, way])
+                for way in (*others, peer_ways.ACSTOR)
+                if (cell, way) in found.boots
+            }
+            yield from _ratio(f"{cell}: {name}", medians)
+
+
+def replay_ratios(found: Found, others: Sequence[str]) -> Iterator[Ratio]:
+    """Yield the ratios of the slowest hosts."""
+    for cell in peer_plan.GRID:
+        medians = {
+            way: statistics.median(max(one.host_s) for one in found.replays[cell, way])
+            for way in (*others, peer_ways.ACSTOR)
+            if (cell, way) in found.replays
+        }
+        yield from _ratio(f"{cell}: reads done", medians)
+
+
+def _ratio(where: str, medians: dict[str, float]) -> Iterator[Ratio]:
+    ours = medians.pop(peer_ways.ACSTOR, None)
+    if ours is not None and medians:
+        fastest = min(medians, key=medians.__getitem__)
+        yield Ratio(where, ours / medians[fastest], fastest)
+
+
+def over_peers(found: Found) -> tuple[float, ...]:
+    """Return the largest ratio of each step to that of the fastest peer."""
+    peers = [way for way in peer_ways.WAYS if way not in (peer_ways.RAW, peer_ways.ACSTOR)]
+    return tuple(
+        max((one.ratio for one in point_ratios(found, peers, {name: step})), default=math.nan)
+        for name, step in STEPS.items()
+    )
+
+
+def direct_ratios(found: Found) -> list[Ratio]:
+    """Return the ratios to direct reads at every point: goal "never more than 5 % slower"."""
+    direct = peer_ways.DIRECT
+    return [*point_ratios(found, direct, POINTS), *replay_ratios(found, direct)]
+
+
+def goal_lines(ratios: Sequence[Ratio]) -> Iterator[str]:
+    """Yield the goal's verdict, and each point that misses it."""
+    missed = [one for one in ratios if one.ratio > LIMIT]
+    yield (
+        f"goal: never more than 5 % slower than reading the source directly: "
+        f"met at {len(ratios) - len(missed)} of {len(ratios)} measured points"
+    )
+    for one in sorted(missed, key=lambda one: -one.ratio):
+        yield f"goal missed: {one.where}: {one.ratio:.2f} times {one.other}"
+
+
+def draw(picture: figure.Figure, found: Found) -> None:
+    """Draw the medians of each way over the round trip at 100 Mbit/s."""
+    for axes, (name, step) in zip(picture.subplots(1, len(STEPS)), STEPS.items(), strict=True):
+        for way in peer_ways.WAYS:
+            medians = {
+                cell.rtt_ms: statistics.median(map(step, these))
+                for (cell, its_way), these in sorted(found.boots.items(), key=_order)
+                if its_way == way and cell.mbit == peer_plan.LINKS_MBIT[0]
+            }
+            axes.plot(list(medians), list(medians.values()), "o-", label=way)
+        axes.set(title=name, xlabel="round trip, ms", ylabel="s", ylim=(0, None))
+    axes.legend()
