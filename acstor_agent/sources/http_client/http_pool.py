@@ -17,22 +17,18 @@ import h11
 import trio
 from oslo_config import cfg
 
-from acstor_agent.core.sources import connection_choice
 from acstor_agent.core.sources import hung_calls
 from acstor_agent.sources import driver
-from acstor_agent.sources.http_client import http_connection
 from acstor_agent.sources.http_client import http_connector
 from acstor_agent.sources.http_client import http_endpoint
 from acstor_agent.sources.http_client import http_range
 from acstor_agent.sources.http_client import http_response
 from acstor_agent.sources.http_client import http_stream
-from acstor_common import errors
 from acstor_common.identity import credentials
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
-NO_FOLLOWING_S = 600.0  # after a server did not answer a request that followed another
 RTT_GROWTH = 1.01
 """By this factor the least round-trip time may grow with each response, as on a new route."""
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
@@ -104,10 +100,8 @@ class HttpPool:
             pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
             self._credentials["Authorization"] = f"Basic {pair}"
         self._turns = trio.CapacityLimiter(limits.connections)
-        self._follows_from_s = 0.0
-        self._meter = connection_choice.ServerMeter()
-        self._used: list[http_connection.HttpConnection] = []
-        self._idle: list[http_connection.HttpConnection] = []  # newest last
+        # With the time since which they are idle, newest last.
+        self._idle: list[tuple[http_endpoint.HttpEndpoint, http_stream.Stream, float]] = []
 
     @property
     def hanging(self) -> hung_calls.Hanging:
@@ -171,10 +165,12 @@ class HttpPool:
         self._close_idle()
 
     def _close_idle(self, server: http_endpoint.HttpEndpoint | None = None) -> None:
-        for connection in self._idle:
-            if server in (None, connection.server):
-                connection.stream.close()
-        self._idle = [one for one in self._idle if server not in (None, one.server)]
+        idle, self._idle = self._idle, []
+        for whose, stream, since_s in idle:
+            if server in (None, whose):
+                stream.close()
+            else:
+                self._idle.append((whose, stream, since_s))
 
     @contextlib.asynccontextmanager
     async def send_request(
@@ -188,24 +184,21 @@ class HttpPool:
             await trio.sleep_until(self._not_before)
         url, credentials = range_request.where, {**self._credentials, **headers}
         server, request = _request_of(range_request, method, url, credentials)
-        pending, is_clean, followed, first_peer = None, False, 0, ""
+        stream, is_clean, followed, first_peer = None, False, 0, ""
         await self._take_turn()
         try:
             while True:
-                pending = await self._join(server, range_request.length)
-                peer = pending.connection.stream.peer
+                stream = self._idle_to(server) or await self._connect(server)
                 if followed:
-                    http_range.check_redirect_target(range_request, url, peer, first_peer)
-                answer = await self._receive_head(range_request, pending, request)
-                if answer is None:
-                    continue
+                    http_range.check_redirect_target(range_request, url, stream.peer, first_peer)
+                answer = await self._receive_head(range_request, stream, request)
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
                 url = http_range.redirect_target(range_request, url, answer.headers, followed)
-                followed, first_peer = followed + 1, first_peer or peer
+                followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.drain_body()
-                self._end(pending, answer.is_over)
-                pending = None
+                self._put_back(server, stream, answer.is_over)
+                stream = None
                 server, request = _request_of(range_request, method, url, credentials)
             yield answer
             is_clean = answer.is_over
@@ -214,38 +207,19 @@ class HttpPool:
             via = f", after a redirect to {server.authority}" if followed else ""
             raise range_request.transient_error(_reason(error) + via) from error
         finally:
-            if pending is not None:
-                self._end(pending, is_clean)
+            if stream is not None:
+                self._put_back(server, stream, is_clean)
             self._turns.release()
 
     async def _receive_head(
         self,
         range_request: http_range.RangeRequest,
-        pending: http_connection.Pending,
+        stream: http_stream.Stream,
         request: h11.Request,
-    ) -> http_response.HttpResponse | None:
-        """Send a request; return its response, None if those before it broke the connection.
-
-        Notes a pause that the server asks for.
-        """
-        answer = http_response.HttpResponse(range_request, pending.connection.stream)
-        try:
-            await answer.send_request(request)
-            pending.is_sent, due_s = True, trio.current_time() + self.rtt_s
-            if pending.turn is not None:
-                await pending.turn.wait()
-                due_s = max(due_s, trio.current_time())
-            if not pending.is_lost:
-                await answer.receive_head()
-        except (OSError, h11.ProtocolError, errors.SourceUnreachable):
-            if pending.turn is None:
-                raise
-            if not pending.is_lost:
-                self._follows_from_s = trio.current_time() + NO_FOLLOWING_S
-                self._end(pending, is_clean=False)
-        if pending.is_lost:
-            return None
-        self._meter.record_delay(trio.current_time() - due_s)
+    ) -> http_response.HttpResponse:
+        """Send a request; return its response, and note a pause that the server asks for."""
+        answer = http_response.HttpResponse(range_request, stream)
+        await answer.send_request(request)
         if pause_s := http_range.retry_after_s(answer.headers):
             self._not_before = trio.current_time() + pause_s
         return answer
@@ -256,20 +230,6 @@ class HttpPool:
         except trio.WouldBlock:
             await self._turns.acquire()
 
-    async def _join(
-        self, server: http_endpoint.HttpEndpoint, length: int
-    ) -> http_connection.Pending:
-        """Return a request's place on the connection that answers it first."""
-        now_s = trio.current_time()
-        connection = self._followed(server, length, now_s) or self._idle_to(server)
-        if connection is None:
-            connection = http_connection.HttpConnection(server, await self._connect(server))
-        if not self._used:
-            self._meter.begin(now_s)
-        if connection.is_idle:
-            self._used.append(connection)
-        return connection.add(length)
-
     async def _connect(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream:
         context = None
         if server.is_tls:
@@ -278,55 +238,31 @@ class HttpPool:
             self._connector, server.host, server.port, context, self._limits.timeout_s
         )
 
-    def _followed(
-        self, server: http_endpoint.HttpEndpoint, length: int, now_s: float
-    ) -> http_connection.HttpConnection | None:
-        """Return the connection on which a request follows others; None: on an idle or new one."""
-        rtt_s, meter = self.rtt_s, self._meter
-        times = connection_choice.ServerTimes(rtt_s, meter.bytes_s, meter.delay_s)
-        if not times.is_far or now_s < self._follows_from_s:
-            return None
-        idle = next((one for one in reversed(self._idle) if one.server == server), None)
-        new = connection_choice.Candidate(round_trips=1 + server.is_tls)
-        least_s = times.answer_s(
-            idle.candidate(rtt_s, now_s) if idle else new, length, busy=len(self._used)
-        )
+    def _idle_to(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream | None:
+        """Return the latest usable idle connection to a server; close unusable ones."""
         found = None
-        for connection in self._used:
-            if connection.server == server and connection.can_be_followed:
-                candidate = connection.candidate(rtt_s, now_s)
-                answer_s = times.answer_s(candidate, length, busy=len(self._used))
-                if answer_s < least_s:
-                    found, least_s = connection, answer_s
+        kept = []
+        while self._idle and found is None:
+            whose, stream, since_s = self._idle.pop()
+            if whose != server:
+                kept.append((whose, stream, since_s))
+            elif trio.current_time() - since_s < self._limits.keep_alive_s and stream.is_idle():
+                found = stream
+            else:
+                stream.close()
+        self._idle += reversed(kept)
         return found
 
-    def _idle_to(
-        self, server: http_endpoint.HttpEndpoint
-    ) -> http_connection.HttpConnection | None:
-        """Return the latest usable idle connection to a server; close unusable ones."""
-        now_s = trio.current_time()
-        for connection in [one for one in reversed(self._idle) if one.server == server]:
-            self._idle.remove(connection)
-            idle_s = now_s - connection.idle_since_s
-            if idle_s < self._limits.keep_alive_s and connection.stream.is_idle():
-                return connection
-            connection.stream.close()
-        return None
-
-    def _end(self, pending: http_connection.Pending, is_clean: bool) -> None:
-        connection, now_s = pending.connection, trio.current_time()
-        is_clean = is_clean and not self._is_closed
-        if is_clean:
-            self.rtt_s = min(connection.stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
-            self._meter.record_answer(pending.length, now_s, self.rtt_s)
-        connection.end(pending, now_s, is_clean=is_clean)
-        if not connection.is_idle or connection not in self._used:
+    def _put_back(
+        self, server: http_endpoint.HttpEndpoint, stream: http_stream.Stream, is_clean: bool
+    ) -> None:
+        if self._is_closed or not is_clean:
+            stream.close()
             return
-        self._used.remove(connection)
-        if not connection.is_ending:
-            self._idle.append(connection)
+        self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
+        self._idle.append((server, stream, trio.current_time()))
         if len(self._idle) > self._max_idle:
-            self._idle.pop(0).stream.close()
+            self._idle.pop(0)[1].close()
 
 
 def _request_of(

@@ -41,15 +41,12 @@ class HttpResponse:
         self._events = 0
 
     async def send_request(self, request: h11.Request) -> None:
-        """Send the request."""
+        """Send the request, and receive the head of the response."""
         sent = self._http.send(request)
         assert sent is not None  # None only for events that end the connection
         if self._range_request.length:  # the last line; the others are cached
             sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._range_request.header.encode())
         await self._stream.send(sent)
-
-    async def receive_head(self) -> None:
-        """Receive the head of the response."""
         for _ in range(1 + MAX_HINTS):
             event = await self._next_event()
             if event is None:
