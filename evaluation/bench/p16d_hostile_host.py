@@ -241,7 +241,7 @@ def slow_nova() -> Iterator[nova_client.NovaClient]:
     """Yield a client of a slow Nova."""
     reported = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
-    def slow(handler: Any, wanted: http_server.Asked) -> None:
+    def slow(handler: Any, wanted: http_server.ClientRequest) -> None:
         time.sleep(NOVA_S)
         http_server.fine(handler, wanted)
 

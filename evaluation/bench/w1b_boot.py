@@ -17,7 +17,7 @@ from matplotlib import figure
 from evaluation.bench import boots
 from evaluation.bench import collective
 from evaluation.bench import harness
-from evaluation.bench import w1_whole
+from evaluation.bench import w1_hydration
 from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import tuned
@@ -30,7 +30,7 @@ BOOT_IDLE_S = 20.0
 
 It holds for the other image and for the guest's.
 """
-OPTIONS = w1_whole.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
+OPTIONS = w1_hydration.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
 WAYS = ("paused", "filled")
 
 
@@ -39,7 +39,7 @@ def run(say: harness.Say) -> harness.Result:
     """Boot a guest on a cold host, with another image's fill running and paused."""
     guest = guest_image.ensure(say)
     found: dict[str, list[float]] = {way: [] for way in WAYS}
-    with collective.images(local.random_bytes(w1_whole.W1_BYTES, 1)) as images:
+    with collective.images(local.random_bytes(w1_hydration.W1_BYTES, 1)) as images:
         guest_id = images.files.adopt(guest.raw)
         for pair in range(PAIRS):
             for way in WAYS if pair % 2 else reversed(WAYS):
@@ -55,18 +55,18 @@ def run(say: harness.Say) -> harness.Result:
 
 def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -> float:
     """Return a guest's time to its login prompt, in seconds."""
-    cloud = collective.Cloud(1, w1_whole.LINK_MBIT, images)
+    cloud = collective.Cloud(1, w1_hydration.LINK_MBIT, images)
     with cloud.running(**OPTIONS), contextlib.ExitStack() as stack:
         agent, other_id = cloud.agents[0], images.ids[0]
         fd = os.open(agent.image_path(other_id), os.O_RDONLY)
         stack.callback(os.close, fd)
-        w1_whole.wait_filling(agent, other_id)
+        w1_hydration.wait_filling(agent, other_id)
         if way == "paused":
             agent.ctl("pause", other_id)
         time.sleep(WARM_S)
-        before_bytes = w1_whole.whole(agent, other_id)["remaining_bytes"]
+        before_bytes = w1_hydration.fill_status(agent, other_id)["remaining_bytes"]
         login_s = boots.login_s(cloud.network.hosts[0], agent.image_path(guest_id))
-        shown = w1_whole.whole(agent, other_id)
+        shown = w1_hydration.fill_status(agent, other_id)
     came_bytes = before_bytes - shown["remaining_bytes"]
     say(f"{way}: login after {login_s:.1f} s, {came_bytes / 1e6:.0f} MB of the other image filled")
     if (way == "paused") != (came_bytes == 0) or shown["state"] == "fully_cached":

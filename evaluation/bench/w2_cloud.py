@@ -14,14 +14,14 @@ from matplotlib import figure
 from acstor_common.model import geometry
 from evaluation.bench import collective
 from evaluation.bench import harness
-from evaluation.bench import w1_whole
+from evaluation.bench import w1_hydration
 from tests.lab import local
 
 HOSTS = 4
 LINK_MBIT = 100
 IMAGE_BYTES = 1024 * geometry.MIB
 DEADLINE_S = 600.0
-OPTIONS = w1_whole.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
+OPTIONS = w1_hydration.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
 
 
 @harness.measures("W2")
@@ -32,13 +32,13 @@ def run(say: harness.Say) -> harness.Result:
         with cloud.running(**OPTIONS):
             cloud.network.shape(cloud.network.source, HOSTS * LINK_MBIT)
             before = cloud.network.link_bytes()
-            seen = become_whole(cloud, say)
+            seen = wait_fully_cached(cloud, say)
             after = cloud.network.link_bytes()
             source_bytes = cloud.source_bytes()
             pinned = [one["cache"]["pinned_missing_chunks"] for one in cloud.status()]
     if any(pinned):
         raise harness.CannotRun(f"pinned chunks are missing: {pinned}")
-    limit_s = IMAGE_BYTES / (HOSTS * LINK_MBIT * 1e6 / 8 * w1_whole.PAYLOAD)
+    limit_s = IMAGE_BYTES / (HOSTS * LINK_MBIT * 1e6 / 8 * w1_hydration.PAYLOAD)
     details = {
         "limit_s": limit_s,
         "took_s": seen[-1][0],
@@ -52,14 +52,14 @@ def run(say: harness.Say) -> harness.Result:
     return harness.Result(values, details, lambda picture: draw(picture, seen, limit_s))
 
 
-def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float, float]]:
+def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float, float]]:
     """Pin the image at the first host; return its share in the cloud over time."""
     agent, image_id = cloud.agents[0], cloud.images.ids[0]
     began_s = told_s = time.monotonic()
     agent.ctl("attach", image_id)
     seen = [(0.0, 0.0)]
     while True:
-        shown, now_s = w1_whole.whole(agent, image_id), time.monotonic()
+        shown, now_s = w1_hydration.fill_status(agent, image_id), time.monotonic()
         if shown.get("state") == "fully_cached":
             return [*seen, (now_s - began_s, 1.0)]
         if now_s - began_s - seen[-1][0] >= 1:

@@ -26,7 +26,7 @@ WORDS = {
 }
 
 
-def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str) -> str:
+def text(paper: experiment.Paper, kept: Mapping[str, store.StoredResults], pictures: str) -> str:
     """Return a paper's page as reStructuredText.
 
     :param kept: results, by the keys of experiments
@@ -48,7 +48,7 @@ def text(paper: experiment.Paper, kept: Mapping[str, store.Kept], pictures: str)
     return "\n\n".join(parts) + "\n"
 
 
-def draw(one: experiment.Experiment, kept: store.Kept, file: pathlib.Path) -> None:
+def draw(one: experiment.Experiment, kept: store.StoredResults, file: pathlib.Path) -> None:
     """Draw an experiment's picture, if it has one and all of its cases could run."""
     if one.draw is None or kept.refusals or not kept.records:
         return
@@ -59,7 +59,7 @@ def draw(one: experiment.Experiment, kept: store.Kept, file: pathlib.Path) -> No
 
 
 def _rows(
-    one: experiment.Experiment, kept: store.Kept
+    one: experiment.Experiment, kept: store.StoredResults
 ) -> Sequence[experiment.Row | experiment.Absent]:
     """Return the rows, or one for each case that could not run."""
     refused = [
@@ -82,7 +82,7 @@ def _heading(title: str, mark: str, above: bool = False) -> str:
     return f"{line}\n{title}\n{line}" if above else f"{title}\n{line}"
 
 
-def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
+def _run(paper: experiment.Paper, all_kept: Iterable[store.StoredResults]) -> str:
     """Return the text on date, machine and load of the page's figures."""
     kept = [one for one in all_kept if one.records]
     if not kept:
@@ -110,7 +110,7 @@ def _run(paper: experiment.Paper, all_kept: Iterable[store.Kept]) -> str:
 
 def _section(
     one: experiment.Experiment,
-    kept: store.Kept | None,
+    kept: store.StoredResults | None,
     rows: Sequence[experiment.Row | experiment.Absent],
     pictures: str,
 ) -> list[str]:

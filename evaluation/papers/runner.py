@@ -75,7 +75,10 @@ class Runner:
         return [case for case in one.cases(self._scale) if case.name not in outcomes]
 
     def _run_cases(
-        self, one: experiment.Experiment, kept: store.Kept, cases: Sequence[experiment.Case]
+        self,
+        one: experiment.Experiment,
+        kept: store.StoredResults,
+        cases: Sequence[experiment.Case],
     ) -> None:
         """Run cases: those in virtual time in parallel, then the timed ones one by one."""
         virtual = [case for case in cases if not case.is_timed]
@@ -90,7 +93,7 @@ class Runner:
     def _keep(
         self,
         one: experiment.Experiment,
-        kept: store.Kept,
+        kept: store.StoredResults,
         case: experiment.Case,
         record: store.Record,
     ) -> None:
@@ -148,7 +151,9 @@ class Runner:
         left_s = pace * sum(map(alone_s, self._waiting))
         return f"{len(self._waiting)} left, about {max(1, round(left_s / 60))} min"
 
-    def _steadied(self, one: experiment.Experiment, kept: store.Kept) -> store.Kept:
+    def _steadied(
+        self, one: experiment.Experiment, kept: store.StoredResults
+    ) -> store.StoredResults:
         """Return the steadier of two turns, if the first one was not steady."""
         if kept.turns >= TURNS or (before := unsteady(one, kept)) is None:
             return kept
@@ -166,7 +171,7 @@ class Runner:
         return better
 
 
-def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
+def unsteady(one: experiment.Experiment, kept: store.StoredResults) -> float | None:
     """Return the difference of paired baselines, as a share, if it is too large.
 
     Return None if a case could not run, since pairs may be incomplete.

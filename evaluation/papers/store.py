@@ -21,7 +21,7 @@ class NoResult(Exception):
 
 
 @dataclasses.dataclass
-class Kept:
+class StoredResults:
     """The results of one experiment at one scale.
 
     :param records: by the names of cases
@@ -64,7 +64,7 @@ def path(folder: pathlib.Path, key: str) -> pathlib.Path:
     return folder / f"{key}.json"
 
 
-def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> Kept:
+def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> StoredResults:
     """Return an earlier run's results of an experiment at this scale.
 
     Results of another scale count as none, and so does a missing file.
@@ -75,11 +75,11 @@ def load(folder: pathlib.Path, key: str, scale: experiment.Scale) -> Kept:
     try:
         kept = read(file)
     except FileNotFoundError:
-        return Kept(scale)
-    return kept if kept.scale == scale else Kept(scale)
+        return StoredResults(scale)
+    return kept if kept.scale == scale else StoredResults(scale)
 
 
-def read(file: pathlib.Path) -> Kept:
+def read(file: pathlib.Path) -> StoredResults:
     """Return the results in a file.
 
     :raises FileNotFoundError: there is none
@@ -87,12 +87,14 @@ def read(file: pathlib.Path) -> Kept:
     """
     try:
         found = json.loads(file.read_text())
-        return Kept(experiment.Scale(found["scale"]), dict(found["cases"]), int(found["turns"]))
+        return StoredResults(
+            experiment.Scale(found["scale"]), dict(found["cases"]), int(found["turns"])
+        )
     except (KeyError, TypeError, ValueError) as e:
         raise NoResult(f"{file} is not a result of an experiment ({e}). Remove it.") from e
 
 
-def save(folder: pathlib.Path, key: str, kept: Kept) -> None:
+def save(folder: pathlib.Path, key: str, kept: StoredResults) -> None:
     """Write an experiment's results.
 
     :raises OSError: the disk is full, or the folder not writable; the old file is unchanged

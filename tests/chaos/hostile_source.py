@@ -43,12 +43,14 @@ class HostileSource:
         self._server.asked.clear()
         self._server.links[:] = [link for link in self._server.links if link.fileno() >= 0]
 
-    def _hang(self, handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+    def _hang(
+        self, handler: http.server.BaseHTTPRequestHandler, asked: http_server.ClientRequest
+    ) -> None:
         self._release.wait(HANGS_S)
         handler.close_connection = True
 
 
-def lie(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+def lie(handler: http.server.BaseHTTPRequestHandler, asked: http_server.ClientRequest) -> None:
     """Send the right number of bytes, some of them wrong."""
     wrong = bytearray(asked.part)
     for at in range(0, len(wrong), 4096):

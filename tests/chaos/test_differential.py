@@ -47,11 +47,13 @@ def image_bytes() -> bytes:
     return unique + unique[: 3 * MIB] + unique[5 * MIB + 4096 : 6 * MIB] + b"the end"
 
 
-def wrong_bytes(handler, asked: http_server.Asked) -> None:
+def wrong_bytes(handler, asked: http_server.ClientRequest) -> None:
     """Send a well-formed response with one flipped bit."""
     at = asked.start + len(asked.part) // 2
     body = asked.body[:at] + bytes([asked.body[at] ^ 4]) + asked.body[at + 1 :]
-    http_server.fine(handler, http_server.Asked(body, asked.start, asked.stop, asked.headers))
+    http_server.fine(
+        handler, http_server.ClientRequest(body, asked.start, asked.stop, asked.headers)
+    )
 
 
 class FlakySource:
@@ -70,7 +72,7 @@ class FlakySource:
         self._rng = rng
         self.faults = 0
 
-    def __call__(self, handler, asked: http_server.Asked) -> None:
+    def __call__(self, handler, asked: http_server.ClientRequest) -> None:
         """Respond, correctly in four cases of five."""
         if not handler.path.endswith(".raw") or self._rng.random() >= 0.2:
             http_server.fine(handler, asked)

@@ -200,12 +200,12 @@ def test_failed_step_and_missing_agent_are_findings():
 
     run.attempt(made, step, fail)()
     for _ in range(2):
-        made.look({"h1": Gone()}, {"h1": []})
+        made.look({"h1": ExitedAgent()}, {"h1": []})
     assert ["does not start" in made.findings[0], "has ended" in made.findings[1]] == [True, True]
     assert len(made.findings) == 2
 
 
-class Gone:
+class ExitedAgent:
     is_running = False
 
     def log(self):

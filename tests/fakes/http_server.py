@@ -20,7 +20,7 @@ from tests.fakes import server_threads
 
 
 @dataclasses.dataclass
-class Asked:
+class ClientRequest:
     """A request of the client."""
 
     body: bytes
@@ -39,7 +39,7 @@ class Asked:
         return f"bytes {self.start}-{self.start + len(self.part) - 1}/{len(self.body)}"
 
 
-Behaviour = Callable[[http.server.BaseHTTPRequestHandler, Asked], None]
+Behaviour = Callable[[http.server.BaseHTTPRequestHandler, ClientRequest], None]
 
 
 class LocalServer:
@@ -110,12 +110,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         local.asked.append(headers)
         behaviour = local.behaviours.pop(0) if local.behaviours else local.always
         if body is None:
-            status(404)(self, Asked(b"", 0, 0, headers))
+            status(404)(self, ClientRequest(b"", 0, 0, headers))
             return
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
         start, stop = (int(match[1]), int(match[2]) + 1) if match else (0, len(body))
         with contextlib.suppress(ConnectionError):
-            behaviour(self, Asked(body, start, stop, headers))
+            behaviour(self, ClientRequest(body, start, stop, headers))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
@@ -157,7 +157,7 @@ def answer(
     handler.close_connection = announced != len(body)
 
 
-def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def fine(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond as RFC 9110 requires."""
     if "range" not in asked.headers:
         answer(handler, 200, asked.body)
@@ -167,7 +167,7 @@ def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         answer(handler, 206, asked.part, {"Content-Range": asked.content_range})
 
 
-def whole_file(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def whole_file(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond 200 with the whole file: no range support."""
     answer(handler, 200, asked.body)
 
@@ -182,7 +182,7 @@ def redirect(location: str) -> Behaviour:
     return status(302, {"Location": location})
 
 
-def half_a_body(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def half_a_body(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Disconnect in the middle of the body."""
     half = asked.part[: len(asked.part) // 2]
     answer(handler, 206, half, {"Content-Range": asked.content_range}, len(asked.part))
@@ -194,24 +194,24 @@ def content_range(text: str | None) -> Behaviour:
     return lambda handler, asked: answer(handler, 206, asked.part, headers)
 
 
-def other_case(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def other_case(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond with headers, and a unit of the range, in another case, and with spaces."""
     text = asked.content_range.replace("bytes", "Bytes")
     answer(handler, 206, asked.part, {"CONTENT-RANGE": f"  {text}\t"})
 
 
-def garbage(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def garbage(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond with bytes that are not HTTP."""
     handler.wfile.write(b"\x16\x03\x01\x00 this is not HTTP at all\r\n\r\n")
     handler.close_connection = True
 
 
-def hang_up(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def hang_up(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Close the connection without a response."""
     handler.close_connection = True
 
 
-def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def too_long(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond with a chunked body far longer than the range."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
@@ -223,7 +223,7 @@ def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     handler.wfile.write(b"0\r\n\r\n")
 
 
-def endless(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def endless(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Send spaces until the client disconnects, at most 256 MiB."""
     handler.close_connection = True
     handler.send_response(200)
@@ -234,7 +234,7 @@ def endless(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         handler.server.local.body_bytes += 1 << 20
 
 
-def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def too_short(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond with a complete chunked body that lacks one byte."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
@@ -244,7 +244,7 @@ def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None
     handler.wfile.write(b"%x\r\n" % len(part) + part + b"\r\n0\r\n\r\n")
 
 
-def chunked(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def chunked(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond correctly, with a chunked body."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
@@ -256,7 +256,7 @@ def chunked(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     handler.wfile.write(b"0\r\n\r\n")
 
 
-def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond correctly; the body ends with the connection, as in HTTP/1.0."""
     handler.wfile.write(b"HTTP/1.0 206 Fine\r\n")
     handler.wfile.write(f"Content-Range: {asked.content_range}\r\n\r\n".encode())
@@ -264,7 +264,7 @@ def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> 
     handler.close_connection = True
 
 
-def announces_close(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def announces_close(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Respond correctly with "Connection: close", but keep the connection open."""
     headers = {"Content-Range": asked.content_range, "Connection": "close"}
     answer(handler, 206, asked.part, headers)
@@ -274,21 +274,21 @@ def announces_close(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -
 def hints_first(count: int) -> Behaviour:
     """Send ``count`` interim responses first (RFC 9110, 15.2)."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * count)
         fine(handler, asked)
 
     return behave
 
 
-def endless_head(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def endless_head(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Send 10,000 headers of 1,000 bytes."""
     handler.wfile.write(b"HTTP/1.1 206 Fine\r\n")
     for number in range(10_000):
         handler.wfile.write(b"X-%d: %s\r\n" % (number, b"x" * 1000))
 
 
-def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Send two Content-Length headers."""
     handler.send_response(206)
     handler.send_header("Content-Range", asked.content_range)
@@ -298,7 +298,9 @@ def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> No
     handler.wfile.write(asked.part)
 
 
-def chunked_with_a_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def chunked_with_a_length(
+    handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest
+) -> None:
     """Send Content-Length with a chunked body: an ambiguous length."""
     body = b"%x\r\n" % len(asked.part) + asked.part + b"\r\n0\r\n\r\n"
     handler.send_response(206)
@@ -312,7 +314,7 @@ def chunked_with_a_length(handler: http.server.BaseHTTPRequestHandler, asked: As
 def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
     """Respond correctly, then send an unrequested second response."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         fine(handler, asked)
         body = wrong * len(asked.part)
         head = f"HTTP/1.1 206 Fine\r\nContent-Range: {asked.content_range}\r\n"
@@ -324,7 +326,7 @@ def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
 def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
     """Respond correctly, a few bytes at a time."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         handler.send_response(206)
         handler.send_header("Content-Range", asked.content_range)
         handler.send_header("Content-Length", str(len(asked.part)))
@@ -340,7 +342,7 @@ def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
 def stall(after_bytes: int, for_s: float) -> Behaviour:
     """Send the beginning of the body, then nothing for ``for_s``."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         handler.close_connection = True
         handler.send_response(206)
         handler.send_header("Content-Range", asked.content_range)
@@ -355,18 +357,18 @@ def stall(after_bytes: int, for_s: float) -> Behaviour:
 def shorter_blob(size_bytes: int) -> Behaviour:
     """Respond as if the blob had ``size_bytes``."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         fine(handler, dataclasses.replace(asked, body=asked.body[:size_bytes]))
 
     return behave
 
 
-def other_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def other_length(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Announce and send one byte more than the Content-Range states."""
     answer(handler, 206, asked.part + b"!", {"Content-Range": asked.content_range})
 
 
-def gzipped(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+def gzipped(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
     """Compress the response without Accept-Encoding."""
     headers = {"Content-Range": asked.content_range, "Content-Encoding": "gzip"}
     answer(handler, 206, gzip.compress(asked.part), headers)
@@ -375,7 +377,7 @@ def gzipped(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
 def slow(delay_s: float) -> Behaviour:
     """Respond correctly after ``delay_s``."""
 
-    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
         time.sleep(delay_s)
         fine(handler, asked)
 

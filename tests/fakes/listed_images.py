@@ -42,7 +42,7 @@ class ListedImages(dict[str, bytes]):
         return json.dumps(body).encode()
 
 
-def answer(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+def answer(handler: http.server.BaseHTTPRequestHandler, asked: http_server.ClientRequest) -> None:
     """Send a page, or 400 for an unknown marker."""
     code = 200 if asked.body else 400
     http_server.answer(handler, code, asked.body, {"Content-Type": "application/json"})

@@ -37,7 +37,7 @@ def here() -> str:
     return _here.get("")
 
 
-class Way:
+class Direction:
     """One direction between two hosts.
 
     :param rng: decides how the byte stream is split
@@ -73,7 +73,7 @@ class Way:
 class Pipe:
     """One direction of a connection."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: Direction) -> None:
         self._way = way
         way.pipes.add(self)
         self._parts: collections.deque[tuple[float, bytes]] = collections.deque()
@@ -232,7 +232,9 @@ class Network:
     """Streams between all hosts, and the listening endpoints."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.ways: dict[tuple[str, str], Way] = collections.defaultdict(lambda: Way(rng))
+        self.ways: dict[tuple[str, str], Direction] = collections.defaultdict(
+            lambda: Direction(rng)
+        )
         self._endpoints: dict[tuple[str, int], tuple[str, Endpoint]] = {}
         self._addresses: dict[str, tuple[str, int]] = {}
 

@@ -48,7 +48,7 @@ def qmp(server: nova_hosts.Server, command: str, **arguments: object) -> Any:
     return said["return"]
 
 
-class Kept:
+class ExpectedDisk:
     """The expected content of a server's disk."""
 
     def __init__(self, cluster: nova_hosts.NovaHosts, server: nova_hosts.Server) -> None:

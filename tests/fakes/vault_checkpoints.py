@@ -38,7 +38,7 @@ def subject(
     return manifest.Subject(disk, instance, "p", base, unknown, cut, number, crash, number)
 
 
-class Kept:
+class StoredCheckpoint:
     """A checkpoint: its sealed manifest, and its sealed chunks by name."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Link:
     :param kept: the checkpoint in all vaults
     """
 
-    def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
+    def __init__(self, kept: StoredCheckpoint, deadline_s: float = 5.0) -> None:
         self.deadline_s = deadline_s
         self.times = checkpoint_client.ResponseTimes()
         self.asked: list[tuple[str, str]] = []

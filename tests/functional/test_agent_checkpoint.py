@@ -59,7 +59,7 @@ def truth() -> bytes:
     return bytes(data)
 
 
-class Kept:
+class VaultCheckpoint:
     """A checkpoint in two vaults, uploaded by its host before that host died."""
 
     def __init__(self, folder: pathlib.Path, image_id: ids.ImageId, vault_list) -> None:
@@ -126,7 +126,7 @@ def kept(tmp_path, images):
             stack.callback(vault.close)
             vault.start()
             found.append(vault)
-        yield Kept(tmp_path, images.add(DATA), found)
+        yield VaultCheckpoint(tmp_path, images.add(DATA), found)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ NOTICED_S = 90.0
 FIRST, MORE = 50, 1000
 
 
-class Kept(NamedTuple):
+class HeldResources(NamedTuple):
     """Resources that an agent holds."""
 
     open_files: int
@@ -31,7 +31,7 @@ class Kept(NamedTuple):
     rss_bytes: int
 
     @classmethod
-    def by(cls, agent: agents.Agent, port: int) -> "Kept":
+    def by(cls, agent: agents.Agent, port: int) -> "HeldResources":
         """Measure them."""
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
@@ -69,10 +69,10 @@ def test_thousand_detached_images_do_not_grow_memory_files_or_metrics(images, st
     )
     use(agent, images, FIRST)
     wait_detached(agent)
-    before = Kept.by(agent, port)
+    before = HeldResources.by(agent, port)
     use(agent, images, MORE)
     wait_detached(agent)
-    after = Kept.by(agent, port)
+    after = HeldResources.by(agent, port)
     print(f"{FIRST} images: {before}\n{FIRST + MORE} images: {after}")
     assert after.series == before.series
     assert after.scrape_bytes < 1.1 * before.scrape_bytes  # numbers have more digits

@@ -77,7 +77,7 @@ def answer_together(count: int) -> http_server.Behaviour:
     """Let the first requests wait for one another, then respond correctly."""
     gate, numbers = threading.Barrier(count, timeout=30.0), itertools.count()
 
-    def behave(handler: server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+    def behave(handler: server.BaseHTTPRequestHandler, asked: http_server.ClientRequest) -> None:
         if next(numbers) < count:
             gate.wait()
         http_server.fine(handler, asked)

@@ -199,7 +199,7 @@ def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, checkpoin
     ):
         checkpoints.until(lambda: len(checkpoints.listed(server)) == 1, "the first checkpoint")
         before_bytes = checkpoints.kept_bytes(first.name)
-        kept = nova_moves.Kept(cluster, server)
+        kept = nova_moves.ExpectedDisk(cluster, server)
         for at in range(0, CHANGED_BYTES, MIB):
             kept.write_random(2 * MIB + 3 * at, MIB)
         taken = checkpoints.acstor("create", server.id, "--wait")

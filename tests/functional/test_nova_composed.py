@@ -210,7 +210,7 @@ def test_unshelved_server_has_its_written_data(cluster, gateway):
     first, second = cluster.hosts
     before = len(re.findall(r"PUT /v1/images/\S+/delta", gateway.log()))
     with cluster.server(cluster.images.new(), first) as server:
-        kept = nova_moves.Kept(cluster, server)
+        kept = nova_moves.ExpectedDisk(cluster, server)
         kept.write(2 * MIB, 3)
         server.client.shelve_server(server.id)
         server.wait("SHELVED_OFFLOADED")

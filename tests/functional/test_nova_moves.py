@@ -37,7 +37,7 @@ def flatten(server):
 
 def written(cluster, server):
     """Write to the disk of a server, and return its expected content."""
-    kept = nova_moves.Kept(cluster, server)
+    kept = nova_moves.ExpectedDisk(cluster, server)
     kept.write(4 * MIB, 0x5A)
     return kept
 
@@ -114,7 +114,7 @@ def test_server_is_evacuated_to_a_host_without_acstor(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server, nova_moves.crashed(cluster, first):
-        kept = nova_moves.Kept(cluster, server)
+        kept = nova_moves.ExpectedDisk(cluster, server)
         nova_moves.evacuate(cluster, server, second)
         assert kept.is_on(second)
         server.client.start_server(server.id)

@@ -103,7 +103,7 @@ def disks_of(host):
 def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, recovery):
     first, second = cluster.hosts
     with cluster.server(cluster.images.new(), second) as server:
-        kept = nova_moves.Kept(cluster, server)
+        kept = nova_moves.ExpectedDisk(cluster, server)
         for at, pattern in ((4 * MIB, 0x5A), (0, 0x11), (10 * MIB + 12345, 0x77)):
             kept.write(at - at % 512, pattern)
         checkpoint_id = recovery.take(server, kept)

@@ -262,7 +262,7 @@ def test_server_is_migrated_to_a_host_without_acstor(cluster):
     image_id = cluster.images.new()
     first, second = cluster.hosts
     with nova_moves.stock(second, cluster, "qcow2"), cluster.server(image_id, first) as server:
-        kept = nova_moves.Kept(cluster, server)
+        kept = nova_moves.ExpectedDisk(cluster, server)
         kept.write(4 * MIB, 0x5A)
         server.live_migrate(second)
         assert kept.is_on(second)

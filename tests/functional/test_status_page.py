@@ -159,7 +159,7 @@ def test_page_shows_the_data_of_the_command(browser, sign_in, url):
     browser.wait_for("document.querySelectorAll('#images tr').length")
     found, shown = ask(url, "/v1/status"), in_one_line(browser.text("main"))
     for name in ("hosts", "images", "images_in_use", "guests", "checkpoints", "findings"):
-        for line in status._SAID[name](found[name]).human_readable().splitlines():
+        for line in status._COLUMNS[name](found[name]).human_readable().splitlines():
             assert in_one_line(line) in shown, (name, line)
     assert browser.text("#health") == found["health"] == "error"
     assert "epoch 7, 3 hosts" in shown

@@ -26,7 +26,7 @@ SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 def asked(tmp_path: pathlib.Path) -> Iterator[nova_client.NovaClient]:
     reported = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
-    def slow(handler: Any, wanted: http_server.Asked) -> None:
+    def slow(handler: Any, wanted: http_server.ClientRequest) -> None:
         time.sleep(NOVA_S)
         http_server.fine(handler, wanted)
 

@@ -91,7 +91,7 @@ class World:
     """A checkpoint in a real vault, and its reader."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.kept = vault_checkpoints.Kept(IMAGE, CUT, CHUNKS)
+        self.kept = vault_checkpoints.StoredCheckpoint(IMAGE, CUT, CHUNKS)
         self.honest = vaults.Vault(folder / "h2", "h2")
         self.reader = vaults.credentials_of(folder / "h4", "h4")
         self.hostile = vaults.credentials_of(folder / "h3", "h3")

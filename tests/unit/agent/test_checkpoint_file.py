@@ -21,7 +21,7 @@ SEAL = checkpoint_encryption.Seal(vault_checkpoints.KEY)
 def made(chunk_bytes, size_bytes, chunks):
     """Return the manifest of a disk with these chunks."""
     cut = geometry.Geometry(size_bytes, chunk_bytes)
-    kept = vault_checkpoints.Kept(one_host.IMAGE, cut, chunks)
+    kept = vault_checkpoints.StoredCheckpoint(one_host.IMAGE, cut, chunks)
     plain = SEAL.open_manifest(kept.manifest, manifest.MAX_BYTES)
     return manifest.Manifest.parse(plain, "it")
 

@@ -89,7 +89,7 @@ async def host(tmp_path):
 
 @pytest.fixture
 def kept():
-    return vault_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED)
+    return vault_checkpoints.StoredCheckpoint(one_host.IMAGE, CUT, CHANGED)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ async def test_invalid_backing_path_is_refused(worker, kept, backing):
 
 async def test_disk_size_that_is_no_multiple_of_a_sector_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE + 1, CHUNK)
-    worker = Worker(host, tmp_path, vault_checkpoints.Kept(one_host.IMAGE, cut, {}))
+    worker = Worker(host, tmp_path, vault_checkpoints.StoredCheckpoint(one_host.IMAGE, cut, {}))
     with pytest.raises(errors.Unusable, match="not of whole sectors"):
         await worker.recovering.make_disk(worker.kept.recovery(), MIRROR)
 
@@ -407,14 +407,16 @@ async def test_image_that_changed_since_the_checkpoint_is_refused(host, tmp_path
     host.add(DATA)
     blob = next(blob for blob in host.blobs if blob.kind.value == ".acmap")
     host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
-    kept = vault_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
+    kept = vault_checkpoints.StoredCheckpoint(
+        one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then")
+    )
     with pytest.raises(errors.Unusable, match="has changed since then"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
 async def test_manifest_with_another_chunk_size_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
-    kept = vault_checkpoints.Kept(one_host.IMAGE, cut, {})
+    kept = vault_checkpoints.StoredCheckpoint(one_host.IMAGE, cut, {})
     with pytest.raises(errors.Unusable, match="its image has another size"):
         await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 

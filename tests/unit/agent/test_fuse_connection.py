@@ -48,7 +48,7 @@ def copy_elsewhere():
             other.kill()
 
 
-class Kept:
+class ConnectionStore:
     """A store with one connection; in production it is another process."""
 
     def __init__(self, connection):
@@ -98,7 +98,7 @@ def test_mount_of_another_filesystem_stays(point, connection):
 
 
 def test_used_mount_at_another_path_is_refused_and_kept(point, connection):
-    store = Kept(connection)
+    store = ConnectionStore(connection)
     with pytest.raises(errors.Unusable, match="is in use, but not visible here"):
         connect(point.with_name("elsewhere"), store)
     assert not store.has_forgotten
@@ -107,7 +107,7 @@ def test_used_mount_at_another_path_is_refused_and_kept(point, connection):
 
 def test_used_mount_with_unreadable_record_is_kept(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
-    store = Kept(connection)
+    store = ConnectionStore(connection)
     with pytest.raises(errors.Unusable, match="its record is invalid here"):
         connect(point.with_name("elsewhere"), store)
     assert not store.has_forgotten
@@ -117,7 +117,7 @@ def test_used_mount_with_unreadable_record_is_kept(point, connection):
 @pytest.mark.expect_log("not in use; releasing it")
 def test_unused_mount_with_unreadable_record_is_replaced(point, connection):
     os.pwrite(connection.record.fd, b"[]\n", 0)
-    store = Kept(connection)
+    store = ConnectionStore(connection)
     made = connect(point, store)
     assert store.has_forgotten
     assert fuse_connection.is_connected(made.fuse_fd)

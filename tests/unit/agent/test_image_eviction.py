@@ -127,12 +127,12 @@ async def test_just_attached_image_stays(used):
 
 
 async def test_image_opened_during_the_source_check_stays(used):
-    class Asked(faulty_source.MemorySource):
+    class OpeningSource(faulty_source.MemorySource):
         async def size_bytes(self, blob):
             used.uses.image_opened(blob.image_id)
             raise errors.ChunkMissing(blob.file_name, "memory")
 
-    used.detaching._source = Asked({})
+    used.detaching._source = OpeningSource({})
     await used.let_pass(2 * HOUR_S)
     assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
     assert len(used.cached(IMAGE)) == 4

@@ -19,7 +19,7 @@ YOUNG, OLD = loop_share.TURN_S / 2, loop_share.TURN_S * 2
 HOSTS = 8
 
 
-class Turns:
+class FixedLoop:
     """An event loop whose turns all have one length."""
 
     def __init__(self, lasts_s: float) -> None:
@@ -62,19 +62,19 @@ async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
 
 
 async def test_all_hosts_start_in_a_short_loop_turn():
-    share = loop_share.LoopShare(100, Turns(YOUNG))
+    share = loop_share.LoopShare(100, FixedLoop(YOUNG))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == HOSTS
 
 
 async def test_one_host_starts_in_each_long_loop_turn():
-    share = loop_share.LoopShare(100, Turns(OLD))
+    share = loop_share.LoopShare(100, FixedLoop(OLD))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == 1
 
 
 async def test_host_flooding_small_messages_waits_and_delays_no_other_host(autojump_clock):
-    share = loop_share.LoopShare(100, Turns(YOUNG))
+    share = loop_share.LoopShare(100, FixedLoop(YOUNG))
     began_s, ended = trio.current_time(), []
 
     async def step(sharer):
@@ -127,7 +127,7 @@ async def test_requests_of_many_hosts_are_spread_over_loop_turns():
 
     numbers = range(peer_wire.MAX_BATCH)
     requests = tuple(nets.REQUEST._replace(request_id=n, offset=n << 16) for n in numbers)
-    net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, turns=Turns(OLD))
+    net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, turns=FixedLoop(OLD))
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)

@@ -64,7 +64,7 @@ def exposed(picture):
     return {family.name: family for family in parser.text_string_to_metric_families(text)}
 
 
-class Whole:
+class FakeHydration:
     """The fill status of hydrated images."""
 
     def __init__(self, shown):
@@ -77,7 +77,9 @@ async def picture_of(host, by_image=False):
         one_host.IMAGE: blocked_requests.LateWaits(2, 7.5, ""),
         "a disk": blocked_requests.LateWaits(1, 9.5, ""),
     }
-    whole = Whole({one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}})
+    whole = FakeHydration(
+        {one_host.IMAGE: WHOLE, "another": WHOLE | {"is_late": None, "due_in_s": None}}
+    )
     boots = boot_phases.BootHistograms()
     boots.count_boot(BOOT)
     if by_image:

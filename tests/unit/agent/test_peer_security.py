@@ -450,7 +450,7 @@ async def test_traffic_is_readable_only_in_insecure_mode(pair):
 # Options
 
 
-class Own:
+class Options:
     """The options of [acstor_agent] that matter here."""
 
     def __init__(self, peer_listen="0.0.0.0:7201", peer_security=None):
@@ -463,33 +463,33 @@ def files_of(found):
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7201", "[::1]:7201"])
 def test_loopback_address_defaults_to_insecure(identity, address):
-    assert settings.peer_credentials(Own(address), files_of(identity(CLIENT))) is None
+    assert settings.peer_credentials(Options(address), files_of(identity(CLIENT))) is None
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7201", "192.0.2.1:7201", "[::]:7201"])
 def test_other_addresses_default_to_secure(identity, address):
-    made = settings.peer_credentials(Own(address), files_of(identity(CLIENT)))
+    made = settings.peer_credentials(Options(address), files_of(identity(CLIENT)))
     assert made.protocol is SECURE and made.has_certificate
 
 
 def test_missing_certificate_is_fatal_unless_it_may_come_later(identity, tmp_path):
     nothing = identity_files.IdentityFiles(CLIENT, identity_files.files_in(tmp_path / "none"))
     with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*Enrol.*peer_security = insecure"):
-        settings.peer_credentials(Own(), nothing)
-    made = settings.peer_credentials(Own(), nothing, may_come_later=True)
+        settings.peer_credentials(Options(), nothing)
+    made = settings.peer_credentials(Options(), nothing, may_come_later=True)
     assert not made.has_certificate
 
 
 @pytest.mark.expect_log("peer_security = insecure: anyone who reaches this host's port")
 def test_insecure_mode_off_the_loopback_is_logged_as_a_warning(identity):
-    own = Own(peer_security="insecure")
+    own = Options(peer_security="insecure")
     assert settings.peer_credentials(own, files_of(identity(CLIENT))) is None
 
 
 # Many at a time
 
 
-class Turns(trio.abc.Instrument):
+class LoopIterations(trio.abc.Instrument):
     """Counts events: in total, in this turn of the scheduler, and the most in a turn."""
 
     def __init__(self):
@@ -550,7 +550,7 @@ async def test_certificate_checks_are_spread_over_loop_turns(identity, connected
         for host, pem in before.items()
     }
     connections = [connected(host, known[host]) for host in known for _ in range(4)]
-    turns, check = Turns(), ours.validity_fault
+    turns, check = LoopIterations(), ours.validity_fault
 
     def counted(certificate):
         turns.note()
@@ -568,7 +568,7 @@ async def test_certificate_checks_are_spread_over_loop_turns(identity, connected
 
 
 async def test_admission_checks_are_spread_over_loop_turns(connected):
-    turns = Turns()
+    turns = LoopIterations()
 
     def authorize(host, not_before_s):
         turns.note()

@@ -14,7 +14,7 @@ FLOOD, OTHER = (requests.Stream(requests.Klass.GUEST, name) for name in ("a/8", 
 READ = read_admission.REQUEST_BYTES
 
 
-class Room:
+class AdmittedTasks:
     """Tasks that wait for admission, and then for the end of the test."""
 
     def __init__(self, nursery, **options):
@@ -40,7 +40,7 @@ class Room:
 
 
 async def test_each_guest_has_its_own_queue_and_concurrency_limit(nursery):
-    room = Room(nursery, at_once=2)
+    room = AdmittedTasks(nursery, at_once=2)
     for number in range(10):
         await room.enter(FLOOD, number)
     await room.enter(OTHER, "other")
@@ -54,7 +54,7 @@ async def test_each_guest_has_its_own_queue_and_concurrency_limit(nursery):
 
 @pytest.mark.expect_log(r"guest:a/8 has the most waiting requests")
 async def test_newest_request_of_the_largest_queue_fails_over_the_limit(nursery):
-    room = Room(nursery, limit_bytes=10 * READ, at_once=2)
+    room = AdmittedTasks(nursery, limit_bytes=10 * READ, at_once=2)
     for number in range(12):
         await room.enter(FLOOD, number)
     for number in range(3):
@@ -67,7 +67,7 @@ async def test_newest_request_of_the_largest_queue_fails_over_the_limit(nursery)
 
 
 async def test_request_that_is_not_admitted_by_its_deadline_fails(nursery, autojump_clock):
-    room = Room(nursery, deadline_s=30.0, at_once=1)
+    room = AdmittedTasks(nursery, deadline_s=30.0, at_once=1)
     for number in range(3):
         nursery.start_soon(room._enter, FLOOD, number, 0)
     await trio.sleep(31)
@@ -77,7 +77,7 @@ async def test_request_that_is_not_admitted_by_its_deadline_fails(nursery, autoj
 
 
 async def test_bytes_held_by_a_request_count_against_the_limit(nursery):
-    room = Room(nursery, limit_bytes=100 * READ)
+    room = AdmittedTasks(nursery, limit_bytes=100 * READ)
     await room.enter(FLOOD, "heavy", 98 * READ)
     assert room.waiting.has_room(0)
     assert not room.waiting.has_room(READ)
@@ -85,7 +85,7 @@ async def test_bytes_held_by_a_request_count_against_the_limit(nursery):
 
 
 async def test_local_read_does_not_wait_behind_remote_reads(nursery):
-    room = Room(nursery, at_once=1)
+    room = AdmittedTasks(nursery, at_once=1)
     await room.enter(FLOOD, "a miss")
     await room.enter(FLOOD, "another")
 
@@ -98,7 +98,7 @@ async def test_local_read_does_not_wait_behind_remote_reads(nursery):
 
 
 async def test_requests_of_a_killed_guest_fail_and_others_stay(nursery):
-    room = Room(nursery, at_once=2)
+    room = AdmittedTasks(nursery, at_once=2)
     for number in range(4):
         await room.enter(FLOOD, number)
     await room.enter(OTHER, "other")
@@ -111,7 +111,7 @@ async def test_requests_of_a_killed_guest_fail_and_others_stay(nursery):
 
 
 async def test_late_guests_are_listed_with_the_reason_of_their_wait(nursery):
-    room = Room(nursery)
+    room = AdmittedTasks(nursery)
 
     async def wait():
         read_admission.note_wait("the source is away")

@@ -118,8 +118,8 @@ async def test_both_ends_mark_bulk_connections_with_the_background_dscp(ip):
     server = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, traffic=marks)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=ip)
-        giver = nets.peer_giver.TaskServer(nets.serve_data, nursery)
-        await nursery.start(server.serve_forever, giver, listeners)
+        handler = nets.request_server.TaskServer(nets.serve_data, nursery)
+        await nursery.start(server.serve_forever, handler, listeners)
         port = listeners[0].socket.getsockname()[1]
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         async with nets.asking(address, traffic=marks) as client:

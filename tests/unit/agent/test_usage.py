@@ -16,7 +16,7 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 
-class Turns(trio.abc.Instrument):
+class LoopIterations(trio.abc.Instrument):
     """Counts the turns of the event loop."""
 
     def __init__(self):
@@ -96,7 +96,7 @@ async def test_images_count_as_used_after_a_failed_scan(signs):
 async def test_scan_of_images_yields_to_other_tasks(signs, monkeypatch):
     uses, looked_at = signs.uses(images_per_checkpoint=1), []
     stamp = signs.host.mirrors.touched_ns
-    turns = Turns()
+    turns = LoopIterations()
 
     def touched_ns(image_id):
         looked_at.append(turns.count)

@@ -119,7 +119,7 @@ def configured(folder: pathlib.Path, url: str, option: str = "endpoint") -> cfg.
     return glance_options.conf(file)
 
 
-def glance(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+def glance(handler: http.server.BaseHTTPRequestHandler, asked: http_server.ClientRequest) -> None:
     answer = http_server.fine if "range" in asked.headers else listed_images.answer
     answer(handler, asked)
 
@@ -151,7 +151,7 @@ def test_connection_is_closed_when_an_unfinished_download_is_given_up(
     """Glance cannot delete an image while it is being sent."""
     has_ended = threading.Event()
 
-    def send(handler: http.server.BaseHTTPRequestHandler, asked: http_server.Asked) -> None:
+    def send(handler: http.server.BaseHTTPRequestHandler, asked: http_server.ClientRequest) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "application/octet-stream")
         handler.send_header("Content-Length", str(1 << 30))

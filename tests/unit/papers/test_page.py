@@ -72,12 +72,12 @@ def record(seconds: float, **more: Any) -> store.Record:
     }
 
 
-def kept(ours: float = 2.0, again: float = 5.6) -> store.Kept:
+def kept(ours: float = 2.0, again: float = 5.6) -> store.StoredResults:
     records = {"acstor": record(ours), "direct": record(5.6), "again": record(again)}
-    return store.Kept(WHOLE, records)
+    return store.StoredResults(WHOLE, records)
 
 
-def text(found: store.Kept) -> str:
+def text(found: store.StoredResults) -> str:
     written = page.text(PAPER, {"S0-try": found}, "pictures")
     complaints = io.StringIO()
     core.publish_doctree(
@@ -111,7 +111,9 @@ def test_reason_of_a_miss_is_left_out_for_a_reached_goal() -> None:
 def test_page_shows_how_many_experiments_have_run() -> None:
     assert "A whole run, 2026-11-24" in text(kept())
     paper = dataclasses.replace(PAPER, experiments=(ONE, dataclasses.replace(ONE, key="S0-more")))
-    written = page.text(paper, {"S0-try": kept(), "S0-more": store.Kept(WHOLE)}, "pictures")
+    written = page.text(
+        paper, {"S0-try": kept(), "S0-more": store.StoredResults(WHOLE)}, "pictures"
+    )
     assert "A whole run, in which 1 of 2 experiments were run, 2026-11-24" in written
 
 
@@ -137,7 +139,7 @@ def test_page_lists_cases_that_could_not_run() -> None:
 
 
 def test_page_reports_experiments_that_have_not_run() -> None:
-    assert "Not run yet." in text(store.Kept(WHOLE))
+    assert "Not run yet." in text(store.StoredResults(WHOLE))
 
 
 def test_partial_run_without_figures_is_reported() -> None:
@@ -164,7 +166,7 @@ def test_numbers_have_significant_digits(value: float, words: str) -> None:
 
 
 def test_pictures_are_drawn_only_of_results(tmp_path: pathlib.Path) -> None:
-    page.draw(ONE, store.Kept(WHOLE), tmp_path / "none.png")
+    page.draw(ONE, store.StoredResults(WHOLE), tmp_path / "none.png")
     page.draw(ONE, kept(), tmp_path / "pictures" / "one.png")
     assert not (tmp_path / "none.png").exists()
     assert (tmp_path / "pictures" / "one.png").read_bytes().startswith(b"\x89PNG")

@@ -62,5 +62,5 @@ def test_memory_is_bounded():
     ahead, rng = unit_readahead.UnitReadahead(8 * MIB), random.Random(1)
     for number in range(5000):
         ahead.record_read(rng.randrange(1 << 44), 4096, number * 0.01)
-    assert len(ahead._asked) <= navigator.ZONE_LIMIT
+    assert len(ahead._requested) <= navigator.ZONE_LIMIT
     assert len(ahead._navigator) <= navigator.ZONE_LIMIT

@@ -229,6 +229,11 @@ def test_baselines_use_only_features_of_the_papers(policy: str) -> None:
     read_all(world, reader)
     read_all(world, other)
     counters = [host.core.counters for host in world.hosts.values()]
-    assert sum(found.hedges + found.referrals + found.accepted for found in counters) == 0
+    assert (
+        sum(
+            found.hedges + found.referrals_sent + found.accepted_announcements for found in counters
+        )
+        == 0
+    )
     assert sum(found.source_preferred for found in counters) == 0
     assert (world.counts.peer > 0) == (policy == "collaborative")

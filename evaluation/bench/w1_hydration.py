@@ -65,7 +65,7 @@ def run(say: harness.Say) -> harness.Result:
             for host in cloud.network.hosts:
                 cloud.network.shape(host, LINK_MBIT)
             cloud.mark()
-            lacked_bytes, took_s = become_whole(cloud, say)
+            lacked_bytes, took_s = wait_fully_cached(cloud, say)
             latencies = read_beside(cloud, say)
             source_bytes = cloud.source_bytes()
     limit_s = lacked_bytes / (LINK_MBIT * 1e6 / 8 * PAYLOAD)
@@ -86,16 +86,16 @@ def run(say: harness.Say) -> harness.Result:
     return harness.Result(values, details, lambda picture: draw(picture, latencies))
 
 
-def become_whole(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]:
+def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]:
     """Open the first image; return the bytes missing after its boot, and fill time."""
     agent, image_id = cloud.agents[TAKER], cloud.images.ids[0]
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
         wait_filling(agent, image_id)
-        lacked_bytes: int = whole(agent, image_id)["remaining_bytes"]
+        lacked_bytes: int = fill_status(agent, image_id)["remaining_bytes"]
         say(f"missing: {lacked_bytes / 1e6:.0f} MB")
         began_s = told_s = time.monotonic()
-        while (shown := whole(agent, image_id))["state"] != "fully_cached":
+        while (shown := fill_status(agent, image_id))["state"] != "fully_cached":
             now_s = time.monotonic()
             if now_s - told_s >= 15:
                 say(f"{shown['state']}: {100 * (shown['cached_share'] or 0):.0f} %")
@@ -114,12 +114,12 @@ def wait_filling(agent: agents.Agent, image_id: str) -> None:
     """Wait until the boot of an image's guest is over, and the fill starts."""
 
     def is_filling() -> bool:
-        return whole(agent, image_id).get("state") not in (None, "booting", "queued")
+        return fill_status(agent, image_id).get("state") not in (None, "booting", "queued")
 
     runs.wait_for(is_filling, FILLING_DEADLINE_S, "the fill of an image", agent.log)
 
 
-def whole(agent: agents.Agent, image_id: str) -> dict[str, Any]:
+def fill_status(agent: agents.Agent, image_id: str) -> dict[str, Any]:
     """Return an image's fill status."""
     found: dict[str, Any] = agent.status()["images"].get(image_id, {}).get("fill") or {}
     return found
@@ -140,9 +140,9 @@ def read_beside(cloud: collective.Cloud, say: harness.Say) -> dict[str, list[flo
         for turn, name in zip(range(2 * TURNS), itertools.cycle(latencies), strict=False):
             agent.ctl("resume" if name == "filled" else "pause", filled_id)
             time.sleep(1.5)
-            before = whole(agent, filled_id)["remaining_bytes"]
+            before = fill_status(agent, filled_id)["remaining_bytes"]
             latencies[name] += read_for(fds[1], data, offsets)
-            shown = whole(agent, filled_id)
+            shown = fill_status(agent, filled_id)
             came = (before or 0) - (shown["remaining_bytes"] or 0)
             say(f"turn {turn + 1}, {name}: {came / TURN_S / 1e6:.1f} MB/s of the other image")
             if name == "filled" and (shown["state"] == "fully_cached" or not came):
