@@ -86,13 +86,14 @@ class ManagedAgent:
         """The image's source file."""
         return self.images.path(self.image_id)
 
-    def start(self, tree: pathlib.Path | None = None) -> None:
+    def start(self, tree: pathlib.Path | None = None, deadline_s: float = DEADLINE_S) -> None:
         """Start it and wait until it serves.
 
         :param tree: its code; None: this tree
+        :raises TimeoutError: it does not serve in time
         """
         self._begin(tree)
-        self.manager.listen(READY, DEADLINE_S)
+        self.manager.listen(READY, deadline_s)
 
     def refuse(self) -> None:
         """Start it and check that it refuses to serve this mount."""

@@ -80,8 +80,8 @@ class CrashHost:
             )
             data = local.random_bytes(DISK_BYTES, self._seed, zero_share=0.1)
             self.image_id = self._agent.images.add(data)
-            self._agent.start()
             stack.callback(self._agent.clean_up)
+            self._agent.start(deadline_s=DEADLINE_S)
             self._stack = stack.pop_all()
         return self
 
@@ -145,7 +145,7 @@ class CrashHost:
 
     def _kill_supervisor(self) -> None:
         self._agent.end(signal.SIGKILL)
-        self._agent.start()
+        self._agent.start(deadline_s=DEADLINE_S)
 
     def _kill_qemu(self) -> None:
         assert self.overlay is not None
@@ -170,7 +170,7 @@ class CrashHost:
         boot_id = self.folder / "boot_id"
         boot_id.write_text(f"{uuid.uuid4()}\n")
         self._agent.constants = {tuned.BOOT_ID_FILE: str(boot_id)}
-        self._agent.start()
+        self._agent.start(deadline_s=DEADLINE_S)
 
 
 def _runs(pid: int) -> bool:

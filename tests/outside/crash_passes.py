@@ -163,5 +163,8 @@ def run_part(
 ) -> Tally:
     """Run passes on a new host."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        with crash_host.CrashHost(pathlib.Path(name), goal.seed, file_system) as host:
-            return run(host, work, goal, faults)
+        try:
+            with crash_host.CrashHost(pathlib.Path(name), goal.seed, file_system) as host:
+                return run(host, work, goal, faults)
+        except TimeoutError as e:
+            return Tally(error=f"the host did not start: {e}")
