@@ -438,7 +438,8 @@ def wait_started(host: compute.Compute) -> None:
     """Wait until nova-compute has initialized its existing instances."""
 
     def is_started() -> bool:
-        return any(STARTED in line and f" {host.pid} " in line for line in host.log().splitlines())
+        *before, _after = host.log().split(STARTED)  # many MiB: no list of all lines
+        return any(f" {host.pid} " in text.rpartition("\n")[2] for text in before)
 
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 

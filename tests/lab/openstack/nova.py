@@ -83,7 +83,7 @@ def _control_sections(
             "database": {"connection": needs.database.url("nova_cell1")},
             "api_database": {"connection": needs.database.url("nova_api")},
             "conductor": workers,
-            "scheduler": {"discover_hosts_in_cells_interval": 2, **workers},
+            "scheduler": {"discover_hosts_in_cells_interval": 5, **workers},
         },
     )
 

@@ -68,9 +68,10 @@ def wait_for(
     asked_s = -ASK_AGAIN_S
     while True:
         found = _look(database, rows)
-        is_changed = found is None or (found != seen and not is_early(found))
-        if is_changed or time.monotonic() > asked_s + ASK_AGAIN_S:
-            seen, asked_s = found, time.monotonic()
+        is_worth = found is None or (found != seen and not is_early(found))
+        seen = found
+        if is_worth or time.monotonic() > asked_s + ASK_AGAIN_S:
+            asked_s = time.monotonic()
             if is_so():
                 return
         if time.monotonic() > ends_s:
