@@ -263,7 +263,8 @@ class Server:
                 raise AssertionError(f"{self.id}: {seen.fault}")
             return seen.status in statuses and not seen.task_state
 
-        self._until(is_settled, deadline_s, lambda: f"it is {seen.status} ({seen.task_state})")
+        why = lambda: f"it is {seen.status} ({seen.task_state})"  # noqa: E731
+        self._until(is_settled, deadline_s, why, record_polling.has_task)
         return seen
 
     def reaches(self, task_state: str) -> None:
@@ -325,10 +326,11 @@ class Server:
         is_true: Callable[[], bool],
         deadline_s: float = DEADLINE_S,
         why: Callable[[], str] = str,
+        is_early: Callable[[record_polling.Rows], bool] = lambda rows: False,
     ) -> None:
         rows = record_polling.rows_of_server(self.id)
         database, what = self._hosts.lab.mariadb, f"server {self.id}"
-        record_polling.wait_for(database, rows, is_true, deadline_s, what, why)
+        record_polling.wait_for(database, rows, is_true, deadline_s, what, why, is_early)
 
     def snapshot(self) -> str:
         """Make a snapshot; return its image id when it is active."""
@@ -436,7 +438,8 @@ def wait_started(host: compute.Compute) -> None:
     """Wait until nova-compute has initialized its existing instances."""
 
     def is_started() -> bool:
-        return any(STARTED in line and f" {host.pid} " in line for line in host.log().splitlines())
+        *before, _after = host.log().split(STARTED)  # many MiB: no list of all lines
+        return any(f" {host.pid} " in text.rpartition("\n")[2] for text in before)
 
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 

@@ -32,6 +32,7 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import client
 from tests.lab.openstack import cloud
 from tests.lab.openstack import image_stores
+from tests.lab.openstack import record_polling
 from tests.lab.openstack import uploads
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
@@ -75,8 +76,10 @@ def image_id(
     def is_ready() -> bool:
         return artefacts.boot_state_of(glance.image(made)) is artefacts.BootState.READY
 
+    rows, database = record_polling.rows_of_image(made), cluster.lab.mariadb
+    what = "the boot image"
     try:
-        runs.wait_for(is_ready, PREPARED_S, "the boot image", listener.log)
+        record_polling.wait_for(database, rows, is_ready, PREPARED_S, what, listener.log)
         check_boot_image(glance.record(made), glance, lab_image, listener.log())
         yield made
     finally:

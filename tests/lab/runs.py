@@ -32,7 +32,7 @@ RUNS_FOLDER = CACHE_FOLDER / "runs"
 NETNS_FOLDER = pathlib.Path("/run/netns")
 KILL_DEADLINE_S = 10.0
 PRIORITY = -15  # nice value
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
+SHORTEST_PAUSE_S, LATE_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.25, 0.5
 RECORD_SUFFIX = ".process"
 
 _TAG = re.compile(r"(?P<pid>[0-9]+)t(?P<start>[0-9]+)n[0-9]+")
@@ -258,22 +258,24 @@ def wait_for(
 
     :raises errors.Unusable: it was not in time; ``why`` returns the details
     """
-    end = time.monotonic() + deadline_s
-    began = time.monotonic()
+    first = began = time.monotonic()
     while not is_done():
-        if time.monotonic() > end:
+        waited_s = time.monotonic() - first
+        if waited_s > deadline_s:
             raise errors.Unusable(what, f"not ready after {deadline_s:g} s: {why()[-2000:]}")
-        pause(began)
+        pause(began, waited_s)
         began = time.monotonic()
 
 
-def pause(began: float) -> None:
+def pause(began: float, waited_s: float = 0.0) -> None:
     """Sleep before the next poll, in proportion to the duration of the last one.
 
     :param began: start of the last poll, by the monotonic clock, in seconds; it has just ended
+    :param waited_s: time since the first poll; the pause is at least 1/40 of it, up to a limit
     """
     took_s = time.monotonic() - began
-    time.sleep(min(max(SHORTEST_PAUSE_S, 4 * took_s), LONGEST_PAUSE_S))
+    longer_s = min(waited_s / 40, LATE_PAUSE_S)
+    time.sleep(min(max(SHORTEST_PAUSE_S, 8 * took_s, longer_s), LONGEST_PAUSE_S))
 
 
 @contextlib.contextmanager

@@ -45,6 +45,7 @@ class MariaDB(daemon.Daemon):
             f"--port={self.port}",
             "--skip-grant-tables",
             "--skip-name-resolve",
+            "--skip-ssl",  # MariaDB 11.4 encrypts by default
             "--max-connections=400",
             "--character-set-server=utf8mb3",
             "--performance-schema=OFF",

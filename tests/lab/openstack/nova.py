@@ -55,6 +55,7 @@ def shared_sections(folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path)
             "reserved_host_disk_mb": 0,
             "heal_instance_info_cache_interval": 0,
             "vif_plugging_is_fatal": False,
+            "executor_thread_pool_size": 16,  # not 64: an idle thread wakes up each second
             "graceful_shutdown_timeout": 8,  # 180 s and 160 s by default
             "manager_shutdown_timeout": 4,
         },
@@ -83,7 +84,7 @@ def _control_sections(
             "database": {"connection": needs.database.url("nova_cell1")},
             "api_database": {"connection": needs.database.url("nova_api")},
             "conductor": workers,
-            "scheduler": {"discover_hosts_in_cells_interval": 2, **workers},
+            "scheduler": {"discover_hosts_in_cells_interval": 5, **workers},
         },
     )
 

@@ -7,12 +7,14 @@ in the database, and calls the API after a change or after ``ASK_AGAIN_S``.
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pymysql
 
 from acstor_common import errors
 from tests.lab.openstack import mariadb
 
+Rows = list[tuple[Any, ...]]
 PAUSE_S = 0.2
 ASK_AGAIN_S = 15.0
 
@@ -35,6 +37,11 @@ def rows_of_server(server_id: str) -> str:
     return " UNION ALL ".join([*cells, _BUILD.format(id=server_id)])
 
 
+def has_task(rows: Rows) -> bool:
+    """Return whether Nova works on the server of :func:`rows_of_server`."""
+    return any(isinstance(task, str) for _state, task, *_ in rows)
+
+
 def rows_of_image(image_id: str) -> str:
     """Return the query for an image's row and properties in Glance's database."""
     return _IMAGE.format(id=image_id)
@@ -47,20 +54,24 @@ def wait_for(
     deadline_s: float,
     what: str,
     why: Callable[[], str],
+    is_early: Callable[[Rows], bool] = lambda rows: False,
 ) -> None:
     """Wait until ``is_so`` is true.
 
     :param rows: the query for the rows behind the API's answer
     :param is_so: calls the API
+    :param is_early: whether rows exclude that ``is_so`` is true
     :raises errors.Unusable: it was not true in time; ``why`` returns the details
     """
     ends_s = time.monotonic() + deadline_s
-    seen: object = None
+    seen: Rows | None = None
     asked_s = -ASK_AGAIN_S
     while True:
         found = _look(database, rows)
-        if found is None or found != seen or time.monotonic() > asked_s + ASK_AGAIN_S:
-            seen, asked_s = found, time.monotonic()
+        is_worth = found is None or (found != seen and not is_early(found))
+        seen = found
+        if is_worth or time.monotonic() > asked_s + ASK_AGAIN_S:
+            asked_s = time.monotonic()
             if is_so():
                 return
         if time.monotonic() > ends_s:
@@ -68,7 +79,7 @@ def wait_for(
         time.sleep(PAUSE_S)
 
 
-def _look(database: mariadb.MariaDB, rows: str) -> object:
+def _look(database: mariadb.MariaDB, rows: str) -> Rows | None:
     """Return the rows, None if the database does not answer."""
     try:
         return database.execute(rows)

@@ -4,6 +4,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -72,6 +73,15 @@ def test_missing_command_is_named() -> None:
 def test_timed_out_wait_gives_the_reason() -> None:
     with pytest.raises(errors.Unusable, match=r"the thing: not ready after 0\.1 s: it sleeps"):
         runs.wait_for(lambda: False, 0.1, "the thing", lambda: "it sleeps")
+
+
+def test_long_wait_polls_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses_s: list[float] = []
+    clock = types.SimpleNamespace(monotonic=lambda: sum(pauses_s), sleep=pauses_s.append)
+    monkeypatch.setattr(runs, "time", clock)
+    runs.wait_for(lambda: sum(pauses_s) > 100, 200, "the thing", str)
+    assert pauses_s == sorted(pauses_s)
+    assert (pauses_s[0], pauses_s[-1]) == (runs.SHORTEST_PAUSE_S, runs.LATE_PAUSE_S)
 
 
 def test_signal_is_delayed_until_the_end_of_the_clean_up() -> None:
