@@ -4,6 +4,7 @@
 import os
 import pathlib
 import shutil
+import subprocess
 
 import pytest
 
@@ -24,13 +25,34 @@ SHOW_OPTIONS = """
 from tempest import config
 print(config.CONF.service_available.acstor, dict(config.CONF.acstor.agent_metrics))
 """
+CUT_RUN = """
+import subunit, sys
+stream = subunit.StreamResultToBytes(sys.stdout.buffer)
+for name, status in (("T.old", "exists"), ("T.a[id-1]", "inprogress"), ("T.a[id-1]", "success"),
+                     ("T.b", "inprogress"), ("T.b", "fail"), ("T.c", "inprogress")):
+    stream.status(test_id=name, test_status=status)
+"""
+needs_tempest = pytest.mark.skipif(
+    not installed.has_tempest(), reason=f"Tempest is not installed: {installed.REMEDY}"
+)
 
 
+@needs_tempest
+def test_test_that_runs_when_its_run_is_cut_has_no_result(tmp_path: pathlib.Path) -> None:
+    python = installed.BIN / "python"
+    stream = subprocess.run([python, "-c", CUT_RUN], stdout=subprocess.PIPE, check=True).stdout
+    (tmp_path / "stream").write_bytes(stream)
+    found = tempest.outcomes_of(tmp_path)
+    assert {name: test["outcome"] for name, test in found.items()} == {
+        "T.a": "passed",
+        "T.b": "failed",
+    }
+
+
+@needs_tempest
 def test_tempest_finds_the_scenarios_and_accepts_their_options(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not installed.has_tempest():
-        pytest.skip(f"Tempest is not installed: {installed.REMEDY}")
     tempest.make_workspace(
         tmp_path,
         {

@@ -182,7 +182,7 @@ def ids_of(folder: pathlib.Path, regex: str) -> dict[str, str]:
     """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     listed, why = _run(folder, "tempest", "run", "--list-tests", "--regex", regex, **pipes)
-    ids = {line.partition("[")[0]: line for line in listed.decode().splitlines()}
+    ids = {line.partition("[")[0]: line for line in sorted(listed.decode().splitlines())}
     ids = {name: test_id for name, test_id in ids.items() if re.search(regex, name)}
     if not ids:
         raise errors.Unusable(f"tempest run --regex {regex}", why.decode()[-2000:])
@@ -211,13 +211,13 @@ def _run_tests(folder: pathlib.Path, ids: Mapping[str, str], plan: Plan) -> bool
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(min(left_s, _PROGRESS_S))
                 return True
-            done = len(tempest_results.of_classes(_outcomes(folder), list(ids)))
+            done = len(tempest_results.of_classes(outcomes_of(folder), list(ids)))
             print(f"acstor: {done} of {len(ids)} tests have a result", flush=True)
     return False
 
 
-def _outcomes(folder: pathlib.Path) -> dict[str, Any]:
-    """Return the outcomes so far of the run in ``folder``."""
+def outcomes_of(folder: pathlib.Path) -> dict[str, Any]:
+    """Return the outcomes so far of the run in ``folder``, by test or class."""
     reader = [installed.BIN / "python", pathlib.Path(__file__).with_name("subunit_json.py")]
     with (folder / "stream").open("rb") as stream:
         done = subprocess.run(reader, stdin=stream, capture_output=True, check=True)
@@ -242,7 +242,7 @@ def run(way: str, ids: Mapping[str, str], plan: Plan) -> dict[str, Any]:
         make_workspace(folder, _sections(lab, files, way, folder, images))
         begin = time.monotonic()
         is_whole = _run_tests(folder, ids, plan)
-        tests = tempest_results.of_classes(_outcomes(folder), list(ids))
+        tests = tempest_results.of_classes(outcomes_of(folder), list(ids))
     return {
         "way": way,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
