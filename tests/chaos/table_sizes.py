@@ -10,7 +10,7 @@ PRODUCT = "acstor_"
 
 
 def sizes(root: object) -> collections.Counter[str]:
-    """Return the length of each table of the product's objects reachable from ``root``.
+    """Return the length of each table of ``root`` and of the product's objects that it reaches.
 
     Tables of the members of a table count together, under one path.
     """
@@ -26,7 +26,7 @@ def sizes(root: object) -> collections.Counter[str]:
             if not isinstance(one, (tuple, frozenset)):
                 found[path] += len(one)
             todo.extend((path + "[]", member) for member in _members(one))
-        elif _is_of_product(one):
+        elif one is root or _is_of_product(one):
             todo.extend((f"{path}.{name}", value) for name, value in _attributes(one))
     return found
 
