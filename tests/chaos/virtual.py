@@ -13,6 +13,7 @@ tenth seed) the source is read about once.  The parts of a host are the real one
 
 import argparse
 import collections
+import contextlib
 import logging
 import os
 import pathlib
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 import trio
 import trio.testing
@@ -65,20 +67,25 @@ class Broken(Exception):
 
 Fault = Callable[["World"], Callable[[], object] | None]
 """Injects a fault, and returns the function that undoes it."""
+W = TypeVar("W", bound="World")
 
 
 class World:
     """A run: its hosts, guests, and actions.
 
     :param faults: possible faults; one that is listed twice is twice as likely
+    :param hosts: their number; None: the seed decides
     """
 
-    def __init__(self, seed: int, folder: pathlib.Path, faults: Sequence[Fault]) -> None:
+    def __init__(
+        self, seed: int, folder: pathlib.Path, faults: Sequence[Fault], hosts: int | None = None
+    ) -> None:
         self._faults = faults
         self.rng = random.Random(f"virtual/{seed}")
         self.is_calm = seed % CALM_EVERY == 0
         self.folder = folder
-        self.names = [f"h{number}" for number in range(1, self.rng.randint(2, 5) + 1)]
+        count = hosts or self.rng.randint(2, 5)
+        self.names = [f"h{number}" for number in range(1, count + 1)]
         self.addresses = {name: f"10.0.0.{n}:7201" for n, name in enumerate(self.names, 1)}
         self.settings = virtual_hosts.Settings(self.rng, self.is_calm)
         self.images = self._make_images(seed)
@@ -94,6 +101,7 @@ class World:
         self.reads = 0
         self.last_wait = ""
         self.is_over = False
+        self.clock = trio.testing.MockClock(autojump_threshold=0)
         self.trace: list[str] = []
         self.done: collections.Counter[str] = collections.Counter()
         self.clock_off_s: dict[str, float] = {}
@@ -157,7 +165,15 @@ class World:
             if name in self._wiped:
                 self._wiped.discard(name)
                 shutil.rmtree(self.folder / name / "cache")
-            await trio.sleep(0.0 if self.is_over else self.rng.random() * 5)
+            await self.stay_down(name)
+
+    async def stay_down(self, name: str) -> None:
+        """Wait until a killed host restarts."""
+        await trio.sleep(0.0 if self.is_over else self.rng.random() * 5)
+
+    def victim(self) -> str:
+        """Return the host of the next fault of a process or disk."""
+        return self.rng.choice(self.names)
 
     def give_table(self, host: virtual_hosts.Host) -> None:
         """Give a host the table that most hosts have."""
@@ -252,7 +268,7 @@ class World:
 
     def kill(self, name: str = "") -> None:
         """Kill a host; it restarts."""
-        name = name or self.rng.choice(self.names)
+        name = name or self.victim()
         self.note(f"kill {name}")
         self._stops[name].set()
 
@@ -316,7 +332,7 @@ class World:
 
     def damage(self, name: str = "") -> None:
         """Damage or delete files of a cache."""
-        name = name or self.rng.choice(self.names)
+        name = name or self.victim()
         slabs = sorted((self.folder / name / "cache").glob("slab-*"))
         if not slabs:
             return
@@ -339,7 +355,7 @@ class World:
 
     def lose_map(self) -> None:
         """Kill a host whose chunk maps are lost or damaged before it restarts."""
-        name = self.rng.choice(self.names)
+        name = self.victim()
         maps = sorted((self.folder / name / "maps").glob("*.acmap"))
         if not maps:
             return
@@ -401,20 +417,28 @@ class World:
 
     # The run
 
+    def conditions(self) -> contextlib.AbstractContextManager[object]:
+        """Return the block in which faults of single hosts have an effect."""
+        return virtual_hosts.wall_clocks(self.clock_off_s)
+
+    async def start_all(self, nursery: trio.Nursery) -> None:
+        """Start all hosts, with all images attached: they were opened before."""
+        for name in self.names:
+            nursery.start_soon(self.live, name)
+        while len(self.hosts) < len(self.names):
+            await self._started.wait()
+        for host in self.hosts.values():
+            self.network.be(host.name)
+            for image_id in self.images:
+                await host.images.attach_image(image_id)
+
     async def run(self) -> None:
         """Do the whole run.
 
         :raises Broken: a guarantee does not hold
         """
         async with trio.open_nursery() as nursery:
-            for name in self.names:
-                nursery.start_soon(self.live, name)
-            while len(self.hosts) < len(self.names):
-                await self._started.wait()
-            for host in self.hosts.values():  # open images were attached before
-                self.network.be(host.name)
-                for image_id in self.images:
-                    await host.images.attach_image(image_id)
+            await self.start_all(nursery)
             try:
                 async with trio.open_nursery() as guests:
                     for name in self.names:
@@ -561,25 +585,31 @@ FAULTS: tuple[Fault, ...] = (
 
 def play(seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[World, BaseException | None]:
     """Do one run; return it, and its error."""
+    return play_world(seed, lambda folder: World(seed, folder, faults))
+
+
+def play_world(
+    seed: int, make: Callable[[pathlib.Path], W], wall_s: int = WALL_S
+) -> tuple[W, BaseException | None]:
+    """Do the run that ``make`` returns for a folder; return it, and its error."""
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as trio's plug-in for hypothesis does
     trio._core._run._r.seed(seed)
 
     def too_long(*_: Any) -> None:
-        raise Broken(f"the run takes more than {WALL_S} s: something goes round and round")
+        raise Broken(f"the run takes more than {wall_s} s: something goes round and round")
 
     async def main() -> None:
         await world.run()
 
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(WALL_S)
+    signal.alarm(wall_s)
     try:
         with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
-            world = World(seed, pathlib.Path(folder), faults)
+            world = make(pathlib.Path(folder))
             rng = random.Random(f"threads/{seed}")
-            clocks = virtual_hosts.wall_clocks(world.clock_off_s)
-            with world.network.in_force(), virtual_hosts.no_threads(rng), clocks:
+            with world.network.in_force(), virtual_hosts.no_threads(rng), world.conditions():
                 try:
-                    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+                    trio.run(main, clock=world.clock)
                 except BaseException as e:
                     if isinstance(e, KeyboardInterrupt):
                         raise
@@ -602,7 +632,9 @@ def causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def report_failure(seed: int, world: World, error: BaseException) -> None:
+def report_failure(
+    seed: int, world: World, error: BaseException, command: str = "virtual"
+) -> None:
     """Print the error, and how to repeat it."""
     for one in causes(error):
         print(f"seed {seed}: {type(one).__name__}: {one}")
@@ -611,7 +643,7 @@ def report_failure(seed: int, world: World, error: BaseException) -> None:
 
             traceback.print_exception(one)
     print("\n".join(world.trace[-40:]))
-    print(f"The same again: python -m tests.chaos.virtual --seeds {seed}", flush=True)
+    print(f"The same again: python -m tests.chaos.{command} --seeds {seed}", flush=True)
 
 
 def main() -> int:

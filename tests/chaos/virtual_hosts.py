@@ -97,7 +97,7 @@ class Source(reading_source.ReadingSource):
         self._where, self.blobs = where, blobs
         self.way = ""
         self.delay_s = 0.005
-        self.read_bytes = 0
+        self.read_bytes = self.requests = 0
         self._rng = rng
         self._mended = trio.Event()
 
@@ -140,6 +140,7 @@ class Source(reading_source.ReadingSource):
 
     async def _answer(self, blob: base.Blob) -> str:
         """Take some time; return the way of the response."""
+        self.requests += 1
         way = self.way
         slow = 20.0 if way == "slow" else 1.0
         await trio.sleep(self.delay_s * slow * (0.5 + self._rng.random()))

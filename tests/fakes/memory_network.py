@@ -288,7 +288,10 @@ class Network:
         while to.is_silent or back.is_silent:  # noqa: ASYNC110 - SYN is retransmitted
             await trio.sleep(0.2)
         out, back_pipe = Pipe(to), Pipe(back)
-        endpoint.connect(_Accepted(MemoryLink(out, back_pipe), self._addresses[here]))
+        stream = _Accepted(MemoryLink(out, back_pipe), self._addresses[here])
+        tasks = contextvars.copy_context()
+        tasks.run(_here.set, there)
+        tasks.run(endpoint.connect, stream)
         return MemoryLink(back_pipe, out)
 
 
