@@ -2,21 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: tools/arm64-check.sh [FOLDER]
 #
-# Starts the agent of what is committed on arm64 and reads an image through its mirror. QEMU emulates
-# the programs (qemu-user-static); the kernel and its FUSE are this machine's. The root has Debian 13's
-# packages for arm64, unpacked by this machine's dpkg and not configured, since to emulate their scripts
-# takes long; acstor and blake3 are wheels. Needs root on an amd64 Debian, and tools/install.sh.
+# Builds the Debian packages of what is committed for arm64, in a Debian 13 of this machine's kind.
+# Then starts the package's agent on arm64 and reads an image through its mirror. QEMU emulates the
+# programs (qemu-user-static); the kernel and its FUSE are this machine's. Packages are unpacked by
+# this machine's dpkg and not configured, since to emulate their scripts takes long; this machine
+# compiles the Python modules and pre-hashes the image, too. Needs root on an amd64 Debian, and
+# tools/install.sh.
 #
-#   FOLDER  for the root; it stays there, and the next run uses it as it is. Without one the root is
-#           removed at the end.
+#   FOLDER  for the root of arm64; it stays there, and the next run uses it as it is. Without one it
+#           is removed at the end.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
-RELEASE=trixie PYTHON=3.13 ARCH=arm64 MACHINE=aarch64
+RELEASE=trixie ARCH=arm64 MACHINE=aarch64
 BINFMT=/proc/sys/fs/binfmt_misc KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
-STARTED_WITHIN_S=1800
+STARTED_WITHIN_S=1800 IMAGE=7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a10
 BASE=(base-files base-passwd bash coreutils dash diffutils findutils grep libc-bin sed util-linux)
-LIBRARIES=(msgspec oslo.config xxhash)
+PACKAGES=(acstor-agent fuse3)
 
 # The kernel runs programs of arm64 with QEMU; clean_up takes back what this changes.
 emulate() {
@@ -32,14 +34,17 @@ emulate() {
     fi
 }
 
-# download NAME...: the packages and what they depend on, into the root's cache of apt.
+# download FOLDER NAME...: the packages, of Debian and of the folder, and what they depend on, into the
+# root's cache of apt.
 download() {
-    local mirror config=$root/apt.conf
+    local own=$1 mirror config=$root/apt.conf
+    shift
     mirror=$(apt-get indextargets --format "\$(REPO_URI)" "Created-By: Packages" | grep "/debian/$" | head -n 1)
     mkdir -p "$root"/etc/apt/{apt.conf.d,preferences.d,sources.list.d} "$root"/var/lib/{dpkg,apt/lists/partial} \
         "$root"/var/cache/apt/archives/partial "$root"/var/log/apt
     touch "$root/var/lib/dpkg/status"
     echo "deb [signed-by=$KEYRING] $mirror $RELEASE main" >"$root/etc/apt/sources.list"
+    echo "deb [trusted=yes] copy:$own ./" >>"$root/etc/apt/sources.list"
     {
         printf 'Dir "%s/"; Dir::State::status "%s/var/lib/dpkg/status";\n' "$root" "$root"
         printf 'APT::Architecture "%s"; APT::Architectures { "%s"; };\n' "$ARCH" "$ARCH"
@@ -61,16 +66,23 @@ unpack() {
     cat "$root"/usr/share/ca-certificates/mozilla/*.crt >"$root/etc/ssl/certs/ca-certificates.crt"
 }
 
-install_wheels() {
-    local wheels=$root/root/wheels libraries=$root/usr/local/lib/python$PYTHON/dist-packages wheel
-    git clone --quiet "$ROOT" "$root/root/acstor"
-    "$VENV/bin/pip" --quiet wheel --no-deps --wheel-dir "$wheels" "$root/root/acstor"
-    "$VENV/bin/pip" --quiet download --no-deps --only-binary :all: --platform "manylinux_2_17_$MACHINE" \
-        --python-version "$PYTHON" --dest "$wheels" "$(grep '^blake3==' "$ROOT/constraints.txt")"
-    mkdir -p "$libraries"
-    for wheel in "$wheels"/*.whl; do
-        python3 -m zipfile --extract "$wheel" "$libraries"
-    done
+# compile FOLDER: this machine's Python of the same release compiles the modules, in that root.
+compile() {
+    # shellcheck disable=SC2016  # the inner shell expands these
+    unshare --mount bash -ec '
+        mount --bind "$1" "$0/mnt"
+        chroot "$0" python3 -m compileall -q -s /mnt /mnt/usr/lib/python3 /mnt/usr/lib/python3.* >/dev/null || true' \
+        "$1" "$root"
+}
+
+# Makes the image, of data that do not compress and zeros, and its chunk map.
+make_image() {
+    local image=$root/root/images/$IMAGE
+    mkdir -p "$root/root/images"
+    head --bytes=3M /dev/urandom >"$image.raw"
+    truncate --size=8M "$image.raw"
+    (cd "$ROOT" && "$VENV/bin/python" -c "import sys; from acstor_glance.cmd import prehash
+sys.exit(prehash.main(sys.argv[1:]))" "$image.raw" -o "$image.acmap")
 }
 
 # in_root COMMAND...: in mount and PID namespaces of its own; all of it ends with the command.
@@ -89,18 +101,14 @@ in_root() {
 # Runs in the root.
 # shellcheck disable=SC2016
 CHECK='
-image=7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a10 mirror=/var/lib/acstor/mirror
-rm -rf /root/images /var/lib/acstor
-mkdir -p /root/images /run/acstor "$mirror" /var/lib/acstor/state /var/lib/acstor/cache
+image='$IMAGE' mirror=/var/lib/acstor/mirror
+rm -rf /var/lib/acstor
+mkdir -p /run/acstor "$mirror" /var/lib/acstor/state /var/lib/acstor/cache
 chmod 700 /var/lib/acstor/state /var/lib/acstor/cache
-head --bytes=3M /dev/urandom >"/root/images/$image.raw" # data that do not compress, and zeros
-truncate --size=8M "/root/images/$image.raw"
-prehash="import sys; from acstor_glance.cmd import prehash; sys.exit(prehash.main(sys.argv[1:]))"
-python3 -c "$prehash" "/root/images/$image.raw" -o "/root/images/$image.acmap"
 printf "[acstor_agent]\nhost = h1\nsources = file\npeer_listen = 127.0.0.1:17201\nmetrics_listen =\n" >/root/agent.conf
 printf "[source_file]\nfolder = /root/images\n" >>/root/agent.conf
 SECONDS=0
-python3 -m acstor_agent.cmd.agent --config-file /root/agent.conf &
+acstor-agent --config-file /root/agent.conf &
 until grep " $mirror fuse" /proc/self/mounts && [[ -e $mirror/images ]]; do
     kill -0 $!
     ((SECONDS < '$STARTED_WITHIN_S'))
@@ -130,14 +138,15 @@ mkdir -p "$ROOT/.cache"
 require_space "$ROOT/.cache" 2048 "an emulated root"
 root=${keep:-$(mktemp --directory "$ROOT/.cache/arm64-XXXXXX")}
 mkdir -p "$root"
-if [[ ! -e $root/root/wheels ]]; then
-    say "unpacking Debian's packages for $ARCH in $root"
-    mapfile -t depends < <(sed --quiet 's/^ *\(python3-[a-z0-9.-]*\).*/\1/p' "$ROOT/packaging/debian/acstor-agent.depends" |
-        grep --invert-match --line-regexp python3-acstor)
-    download "${BASE[@]}" python3 fuse3 ca-certificates "${depends[@]}" "${LIBRARIES[@]/#/python3-}"
+if [[ ! -e $root/usr/bin/acstor-agent ]]; then
+    say "building the packages for $ARCH; it takes minutes"
+    packages=$(cd "$ROOT" && "$VENV/bin/python" -m tests.lab.debian_root "$RELEASE" "$ARCH")
+    say "unpacking them and Debian's packages for $ARCH in $root"
+    download "$packages" "${BASE[@]}" "${PACKAGES[@]}"
     unpack
-    install_wheels
+    compile "${packages%/root/*}"
 fi
+make_image
 say "starting the agent under emulation; it takes minutes"
 in_root bash -ec "$CHECK"
 say "$ARCH: passed"

