@@ -632,9 +632,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def report_failure(
-    seed: int, world: World, error: BaseException, command: str = "virtual"
-) -> None:
+def report_failure(seed: int, world: World, error: BaseException, command: str = "virtual") -> None:
     """Print the error, and how to repeat it."""
     for one in causes(error):
         print(f"seed {seed}: {type(one).__name__}: {one}")
