@@ -11,7 +11,7 @@ from typing import NamedTuple
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from evaluation.bench import boots
-from evaluation.bench import w1_whole
+from evaluation.bench import w1_hydration
 from tests.lab import agents
 from tests.lab import network
 from tests.lab import runs
@@ -134,7 +134,7 @@ def acstor(place: Place) -> Iterator[Client]:
             return Backing(agent.image_path(image_id), "raw")
 
         def is_fully_cached() -> bool:
-            return w1_whole.whole(agent, image_id).get("state") == "fully_cached"
+            return w1_hydration.fill_status(agent, image_id).get("state") == "fully_cached"
 
         yield Client(request, is_fully_cached)
 

@@ -3,7 +3,7 @@
 
 They are the simulator's hosts (``acstor_simulator.model.virtual_host``) on a ``link_network``,
 whose connections behave like TCP: in order and reliable until they break, which both ends see.
-In addition a host can restart, evict chunks, and have unknown images.  ``transfer_strangers``
+In addition a host can restart, evict chunks, and have unknown images.  ``hostile_hosts``
 has the malicious hosts.
 """
 
