@@ -289,7 +289,7 @@ class Months(virtual.World):
     def mend_short(self) -> None:
         """Undo the faults of a storm; most hosts get the table in force."""
         for undo in list(self._undo):
-            self._mend(undo)
+            self._undo_fault(undo)
         self._publish()
         self.is_over = True
 
