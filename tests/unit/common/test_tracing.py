@@ -137,8 +137,8 @@ def test_message_continues_the_trace_of_its_sender(traced):
     transport = message_bus.open_transport(
         cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
     )
-    received = threading.Semaphore(0)
-    endpoint = message_bus.Endpoint({"lit": lambda _: received.release()})
+    delivered = threading.Semaphore(0)
+    endpoint = message_bus.Endpoint({"lit": lambda _: delivered.release()})
     target = oslo_messaging.Target(topic="traced-lighthouses", server="h1")
     served = message_bus.serve(transport, target, endpoint, threading.Event())
     try:
@@ -147,7 +147,7 @@ def test_message_continues_the_trace_of_its_sender(traced):
             client.cast(tracing.trace_headers(), "lit", payload=1)
         for context in ({}, signed(OTHER_KEY), {web.X_TRACE_INFO: 7, web.X_TRACE_HMAC: "0"}):
             client.cast(context, "lit", payload=1)
-        assert all(received.acquire(timeout=30) for _ in range(4))
+        assert all(delivered.acquire(timeout=30) for _ in range(4))
     finally:
         served.close()
         transport.cleanup()
