@@ -2,13 +2,16 @@
 """Passes of a program on a new disk each, with one fault at a random moment of a pass."""
 
 import dataclasses
+import os
 import pathlib
 import random
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from acstor_common import errors
@@ -79,14 +82,24 @@ class Pass:
         self.ran_s = 0.0  # the longest of its programs
         self._ends_s = ends_s
 
-    def run(self, words: Sequence[object], fault: crash_host.Fault | None = None) -> Ended:
+    def run(
+        self,
+        words: Sequence[object],
+        fault: crash_host.Fault | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ended:
         """Run a program; cause the fault meanwhile, if it does not end before.
 
+        :param variables: of its environment, beside those of this process
         :raises subprocess.TimeoutExpired: the time is over
         """
         with tempfile.TemporaryFile("w+") as out:
             program = subprocess.Popen(
-                [*map(str, words)], cwd=self.host.folder, stdout=out, stderr=out
+                [*map(str, words)],
+                cwd=self.host.folder,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **variables},
             )
             began_s = time.monotonic()
             try:
