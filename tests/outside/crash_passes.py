@@ -139,14 +139,14 @@ def run(
     """
     tally, rng = Tally(), random.Random(goal.seed)
     began_s = time.monotonic()
-    lasts_s, number = _FIRST_PASS_S, 0
+    lasts_s, number, turn = _FIRST_PASS_S, 0, 0
     while tally.operations < goal.operations or host.kills.total() < goal.kills:
         if tally.error or time.monotonic() > began_s + goal.longest_s:
             tally.error = tally.error or "the time is over"
             break
         killed = host.kills.total()
         is_due = killed < goal.kills and tally.operations * goal.kills >= killed * goal.operations
-        fault = faults[killed % len(faults)] if is_due else None
+        fault = faults[turn % len(faults)] if is_due else None
         one = Pass(host, number, rng, fault, began_s + goal.longest_s)
         one.after_s = rng.uniform(0.0, lasts_s)
         try:
@@ -158,6 +158,7 @@ def run(
             tally.error = f"pass {number}, {fault or 'no'} kill: {e}"
             break
         lasts_s, number = one.ran_s, number + 1
+        turn += host.kills.total() > killed
         tally.operations += done.operations
         if number % _PROGRESS == 0:
             done_so_far = f"{tally.operations:,} operations, {host.kills.total()} kills"
