@@ -177,7 +177,9 @@ class PowerFailingFileSystem:
         self._loop = file_systems.run(*words, self._device / os.fsdecode(NAME)).strip()
 
     def _mount(self) -> None:
-        file_systems.run("mount", self._loop, self.at)
+        """Mount, even if a mount namespace of another process still has it from before."""
+        options = ["-o", "nouuid"] if self._kind == "xfs" else []
+        file_systems.run("mount", *options, self._loop, self.at)
 
     def _detach(self) -> None:
         loop, self._loop = self._loop, ""

@@ -202,7 +202,6 @@ class OverlayDisk:
         self._socket = host.folder / "nbd"
         self._processes: list[subprocess.Popen[bytes]] = []
         self.path = host.folder / "exported"
-        self.path.touch()
         if not shutil.which("nbdfuse"):
             apt.install("libnbd-bin")
         backing = ["-b", host.mirror, "-F", "raw"]
@@ -229,6 +228,7 @@ class OverlayDisk:
         words = ["--blockdev", blocks, "--blockdev", disk, "--nbd-server", server]
         self._run("qemu-storage-daemon", *words, "--export", export)
         runs.wait_for(self._socket.exists, DEADLINE_S, "QEMU's export", str)
+        self.path.touch()  # fio deletes it if it starts while QEMU is dead
         self._run("nbdfuse", self.path, f"nbd+unix:///?socket={self._socket}")
         runs.wait_for(lambda: bool(hosts.mounts(self.path)), DEADLINE_S, "nbdfuse", str)
 

@@ -2,13 +2,16 @@
 """Passes of a program on a new disk each, with one fault at a random moment of a pass."""
 
 import dataclasses
+import os
 import pathlib
 import random
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from acstor_common import errors
@@ -79,14 +82,24 @@ class Pass:
         self.ran_s = 0.0  # the longest of its programs
         self._ends_s = ends_s
 
-    def run(self, words: Sequence[object], fault: crash_host.Fault | None = None) -> Ended:
+    def run(
+        self,
+        words: Sequence[object],
+        fault: crash_host.Fault | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> Ended:
         """Run a program; cause the fault meanwhile, if it does not end before.
 
+        :param variables: of its environment, beside those of this process
         :raises subprocess.TimeoutExpired: the time is over
         """
         with tempfile.TemporaryFile("w+") as out:
             program = subprocess.Popen(
-                [*map(str, words)], cwd=self.host.folder, stdout=out, stderr=out
+                [*map(str, words)],
+                cwd=self.host.folder,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **variables},
             )
             began_s = time.monotonic()
             try:
@@ -126,14 +139,14 @@ def run(
     """
     tally, rng = Tally(), random.Random(goal.seed)
     began_s = time.monotonic()
-    lasts_s, number = _FIRST_PASS_S, 0
+    lasts_s, number, turn = _FIRST_PASS_S, 0, 0
     while tally.operations < goal.operations or host.kills.total() < goal.kills:
         if tally.error or time.monotonic() > began_s + goal.longest_s:
             tally.error = tally.error or "the time is over"
             break
         killed = host.kills.total()
         is_due = killed < goal.kills and tally.operations * goal.kills >= killed * goal.operations
-        fault = faults[killed % len(faults)] if is_due else None
+        fault = faults[turn % len(faults)] if is_due else None
         one = Pass(host, number, rng, fault, began_s + goal.longest_s)
         one.after_s = rng.uniform(0.0, lasts_s)
         try:
@@ -145,6 +158,7 @@ def run(
             tally.error = f"pass {number}, {fault or 'no'} kill: {e}"
             break
         lasts_s, number = one.ran_s, number + 1
+        turn += host.kills.total() > killed
         tally.operations += done.operations
         if number % _PROGRESS == 0:
             done_so_far = f"{tally.operations:,} operations, {host.kills.total()} kills"
