@@ -111,9 +111,7 @@ def pod_of(rendered: list[dict[str, Any]], container: str) -> dict[str, Any]:
         for one in rendered
         if one["kind"] in ("DaemonSet", "Deployment")
     ]
-    [found] = [
-        pod for pod in pods if container in [every["name"] for every in pod["containers"]]
-    ]
+    [found] = [pod for pod in pods if container in [every["name"] for every in pod["containers"]]]
     return found
 
 
