@@ -68,11 +68,10 @@ unpack() {
 
 # compile FOLDER: this machine's Python of the same release compiles the modules, in that root.
 compile() {
-    # shellcheck disable=SC2016  # the inner shell expands these
+    # shellcheck disable=SC2016  # the inner shells expand these
     unshare --mount bash -ec '
         mount --bind "$1" "$0/mnt"
-        chroot "$0" python3 -m compileall -q -s /mnt /mnt/usr/lib/python3 /mnt/usr/lib/python3.* >/dev/null || true' \
-        "$1" "$root"
+        chroot "$0" sh -c "python3 -m compileall -q -s /mnt /mnt/usr/lib/python3* >/dev/null || true"' "$1" "$root"
 }
 
 # Makes the image, of data that do not compress and zeros, and its chunk map.

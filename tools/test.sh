@@ -125,6 +125,10 @@ case $part in
     functional | all)
         python -m tests.lab.openstack install &
         installing[openstack]=$!
+        if [[ $when == nightly ]]; then
+            python -m tests.lab.nova_releases &
+            installing[releases]=$!
+        fi
         ;;
 esac
 case $part in
@@ -139,6 +143,8 @@ case $part in
     functional | all)
         wait "${installing[openstack]}" || say "no OpenStack: what needs it is skipped"
         wait "${installing[guest]}" || say "no guest image: what boots a guest is skipped"
+        [[ -z ${installing[releases]:-} ]] || wait "${installing[releases]}" ||
+            say "no older Nova: its tests with its own libraries are skipped"
         installing=()
         for name in nova agents openstack glance chaos security; do begin "$name" "$@"; done
         ;;

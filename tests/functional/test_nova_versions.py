@@ -120,6 +120,27 @@ def copy(released: Callable[[int], pathlib.Path], tmp_path: pathlib.Path) -> pat
     return shutil.copytree(released(max(RELEASES)), tmp_path / "nova")
 
 
+def run_nova(
+    nova: pathlib.Path, argv: list[str | pathlib.Path], path: str = ""
+) -> tuple[dict, str]:
+    """Run a program with this Nova; return its report and its log."""
+    done = subprocess.run(
+        argv,
+        cwd=nova,  # Python searches it first
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": path or f"{nova}:{runs.CHECKOUT}",
+            "OS_NOVA_DISABLE_EVENTLET_PATCHING": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
 def start_nova(
     nova: pathlib.Path, conf: str = CONF, *, has_acstor: bool = True, program: str = ""
 ) -> tuple[dict, str]:
@@ -134,21 +155,7 @@ def start_nova(
     path = f"{nova}:{runs.CHECKOUT}"
     if not has_acstor:  # -S: nor by a link into a checkout
         python, path = [*python, "-S"], f"{nova}:{installed.packages()}"
-    done = subprocess.run(
-        [*python, "-c", PROGRAM, conf_file],
-        cwd=nova,  # Python searches it first
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": path,
-            "OS_NOVA_DISABLE_EVENTLET_PATCHING": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    return run_nova(nova, [*python, "-c", PROGRAM, conf_file], path)
 
 
 def test_table_lists_exactly_the_tested_releases():

@@ -6,7 +6,6 @@ Each published release of Nova loads the weigher as nova-scheduler does.
 """
 
 import json
-import subprocess
 
 import pytest
 
@@ -14,7 +13,6 @@ from acstor_common.wire import decision_messages
 from tests.fakes import http_server
 from tests.functional import test_nova_versions
 from tests.lab import local
-from tests.lab import runs
 from tests.lab.openstack import installed
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-000000000001"
@@ -88,37 +86,24 @@ def table(**shares):
     return json.dumps(decision_messages.encode(found)).encode()
 
 
-def weigh(nova, url, *, has_eventlet=False):
-    """Let this Nova weigh a warm host and an emptier cold one; return the orders and the log."""
+def weigh(nova, url, *, has_eventlet=False, python=""):
+    """Let this Nova weigh a warm host and an emptier cold one; return the orders and the log.
+
+    :param python: another than that of the services
+
+    """
     conf_file = nova / "scheduler.conf"
     conf_file.write_text(
         f"[filter_scheduler]\nweight_classes = {WEIGHERS}\n[acstor]\ndecision_url = {url}\n"
         f"[service_user]\nauth_type = admin_token\ntoken = secret\nendpoint = {url}\n"
     )
     program = PROGRAM.format(first=EVENTLET if has_eventlet else "")
-    done = subprocess.run(
-        [installed.BIN / "python", "-W", "ignore", "-c", program, conf_file, IMAGE],
-        cwd=nova,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "PYTHONPATH": f"{nova}:{runs.CHECKOUT}",
-            "OS_NOVA_DISABLE_EVENTLET_PATCHING": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    argv = [python or installed.BIN / "python", "-W", "ignore", "-c", program, conf_file, IMAGE]
+    return test_nova_versions.run_nova(nova, argv)
 
 
-@needs_services
-@pytest.mark.parametrize("has_eventlet", [False, True])
-@pytest.mark.parametrize("version", test_nova_versions.RELEASES)
-def test_release_prefers_the_host_that_caches_the_image(released, version, has_eventlet):
-    with http_server.serve({f"v1/images/{IMAGE}/locality": table(warm=(1.0, 0.5, 0.0))}) as server:
-        found, _ = weigh(released(version), server.url, has_eventlet=has_eventlet)
+def check_preferred(found):
+    """Check that this Nova prefers the warm host where it may."""
     assert found["orders"] == {
         "stock": ["cold", "warm"],
         "image": ["warm", "cold"],
@@ -131,6 +116,15 @@ def test_release_prefers_the_host_that_caches_the_image(released, version, has_e
     assert found["raw"] == [pytest.approx(0.9), 0.0]
     assert found["single"] == pytest.approx(0.9)
     assert found["range"] == [0, 1]  # so Nova does not stretch them
+
+
+@needs_services
+@pytest.mark.parametrize("has_eventlet", [False, True])
+@pytest.mark.parametrize("version", test_nova_versions.RELEASES)
+def test_release_prefers_the_host_that_caches_the_image(released, version, has_eventlet):
+    with http_server.serve({f"v1/images/{IMAGE}/locality": table(warm=(1.0, 0.5, 0.0))}) as server:
+        found, _ = weigh(released(version), server.url, has_eventlet=has_eventlet)
+    check_preferred(found)
 
 
 @needs_services
