@@ -125,6 +125,22 @@ def kill_recorded(path: pathlib.Path, deadline_s: float = KILL_DEADLINE_S) -> No
     path.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str | pathlib.Path], record_path: pathlib.Path, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """Run a recorded process for a block; kill it and its children at the end.
+
+    :param options: further options of ``subprocess.Popen``
+    """
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+    record(process.pid, record_path)
+    try:
+        yield process
+    finally:
+        kill_recorded(record_path)
+
+
 def end(process: subprocess.Popen[bytes], deadline_s: float) -> None:
     """Stop a child by SIGTERM; kill it after ``deadline_s``."""
     process.send_signal(signal.SIGTERM)

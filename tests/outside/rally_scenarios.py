@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_common import errors
+from tests.lab import runs
 from tests.lab import tool_venv
 from tests.lab.openstack import accounts
 from tests.lab.openstack import api
@@ -77,18 +78,13 @@ class Rally:
 
     def _run(self, deadline_s: float, *words: str | pathlib.Path) -> None:
         argv = [VENV.folder / "bin/rally", "--config-file", self._folder / "rally.conf", *words]
-        done = subprocess.run(
-            argv,
-            cwd=self._folder,
-            env=os.environ | {"HOME": str(self._folder)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            check=False,
-        )
-        if done.returncode not in (0, 2):  # 2: a scenario failed
-            why = f"exit {done.returncode}: {(done.stderr or done.stdout)[-2000:]}"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        environment = os.environ | {"HOME": str(self._folder)}
+        record = self._folder / f"rally{runs.RECORD_SUFFIX}"
+        with runs.started(argv, record, cwd=self._folder, env=environment, **pipes) as process:
+            output, _ = process.communicate(timeout=deadline_s)
+        if process.returncode not in (0, 2):  # 2: a scenario failed
+            why = f"exit {process.returncode}: {output[-2000:]}"
             raise errors.Unusable(f"rally {' '.join(map(str, words))}", why)
 
 

@@ -17,7 +17,6 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib import metadata
@@ -37,7 +36,7 @@ REGEX = r"^(tempest\.api\.(image|compute)\.|acstor_tempest_plugin\.)"
 RESULTS = runs.CHECKOUT / "results"
 _IMAGE_BYTES = 16 << 20
 _MAP_DEADLINE_S = 120.0
-_PROGRESS_S = 60.0
+_PROGRESS_S = 300.0
 _GROUPS = r"([^\.]*\.)*"  # tests of one class run in sequence
 _VERSIONS = ("nova", "glance", "keystone", "openstack-placement", "tempest")
 
@@ -134,31 +133,19 @@ def _sections(
     }
 
 
-@contextlib.contextmanager
 def _command(
     folder: pathlib.Path, name: str, *words: str | pathlib.Path, **options: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a Tempest command in ``folder``; kill it and its workers after the block."""
+) -> contextlib.AbstractContextManager[subprocess.Popen[Any]]:
+    """Run a Tempest command in ``folder`` for a block."""
     environment = {
         "HOME": str(folder),
         "PATH": f"{installed.BIN}:{os.environ['PATH']}",
         "TEMPEST_CONFIG_DIR": str(folder / "etc"),
         **options.pop("env", {}),
     }
+    argv = [installed.BIN / name, *words]
     record = folder / f"{name}{runs.RECORD_SUFFIX}"
-    process = subprocess.Popen(
-        [installed.BIN / name, *words],
-        cwd=folder,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        **options,
-    )
-    runs.record(process.pid, record)
-    try:
-        yield process
-    finally:
-        runs.kill_recorded(record)  # its workers too, on an interrupt
+    return runs.started(argv, record, cwd=folder, env=os.environ | environment, **options)
 
 
 def _run(folder: pathlib.Path, name: str, *words: str, **options: Any) -> Any:
