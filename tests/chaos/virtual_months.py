@@ -66,7 +66,7 @@ LASTS_S = (3600.0, 3 * DAY_S)
 IMAGE_EVERY = 4
 """Days until an image is replaced."""
 LOOK_EVERY = 5
-DAY_WALL_S = 3600
+DAY_CPU_S = 120
 GROWTH, SLACK = 1.25, 100
 """A table may be so much larger in the last third of the days than in the second."""
 
@@ -214,7 +214,7 @@ class Months(virtual.World):
             await self.start_all(nursery)
             for day in range(1, self.days + 1):
                 self.day = day
-                signal.alarm(DAY_WALL_S)
+                signal.setitimer(signal.ITIMER_PROF, DAY_CPU_S)
                 await self._play_day()
                 if self.day % IMAGE_EVERY == 0:
                     await self._replace_image()
@@ -404,7 +404,7 @@ def play(
         world.stop_s = stop_s
         return world
 
-    return virtual.play_world(seed, make, DAY_WALL_S)
+    return virtual.play_world(seed, make, DAY_CPU_S)
 
 
 def show(world: Months, took_s: float) -> None:
