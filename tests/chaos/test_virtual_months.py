@@ -32,6 +32,7 @@ def test_two_weeks_break_no_guarantee():
 
 def test_table_that_grows_each_month_is_detected(tmp_path):
     world = virtual_months.Months(1, tmp_path, days=60)
+    world.day = 60
     world.sizes["h1.some_table"] = [50, 55, 60, 50, 55, 60, 50, 55, 60, 50, 55, 60]
     world.must_not_grow()
     world.sizes["h1.other_table"] = [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1100, 1200]

@@ -47,8 +47,8 @@ STORM_S = 40.0
 ENDS_S = 240.0
 """Limit of reads after the last repair; a liar's backoff is over a minute."""
 EMPTY_S = 300.0
-WALL_S = 120
-"""Limit of a seed: a longer run is an endless loop."""
+CPU_S = 120
+"""Limit of processor time of a seed: a longer run is an endless loop."""
 ONCE = 1.15
 """Limit of source reads per chunk without faults: hedges cost a little."""
 CALM_EVERY = 10
@@ -589,20 +589,22 @@ def play(seed: int, faults: Sequence[Fault] = FAULTS) -> tuple[World, BaseExcept
 
 
 def play_world(
-    seed: int, make: Callable[[pathlib.Path], W], wall_s: int = WALL_S
+    seed: int, make: Callable[[pathlib.Path], W], cpu_s: float = CPU_S
 ) -> tuple[W, BaseException | None]:
     """Do the run that ``make`` returns for a folder; return it, and its error."""
     trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as trio's plug-in for hypothesis does
     trio._core._run._r.seed(seed)
 
     def too_long(*_: Any) -> None:
-        raise Broken(f"the run takes more than {wall_s} s: something goes round and round")
+        raise Broken(
+            f"the run takes more than {cpu_s} s of processor time: something goes round and round"
+        )
 
     async def main() -> None:
         await world.run()
 
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(wall_s)
+    before = signal.signal(signal.SIGPROF, too_long)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
             world = make(pathlib.Path(folder))
@@ -615,8 +617,8 @@ def play_world(
                         raise
                     return world, e
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
     return world, None
 
 

@@ -2,11 +2,11 @@
 """How well their unit tests cover the cores: branches, and mutants.
 
     python -m tests.lab.core_tests coverage                     # fails below 95 % of a module
-    python -m tests.lab.core_tests mutants --sample 300 --seed 1
+    python -m tests.lab.core_tests mutants --sample 300 --seed 1 --only remap hedge
 
 ``coverage`` measures the packages that decide without I/O by their own unit tests.  ``mutants``
-lets mutmut change the code of both ``core`` packages, in a copy, and counts the mutants that a unit
-test detects; it lists the others.  Both tools are installed into a folder of their own.
+lets mutmut change modules of both ``core`` packages, in a copy, and counts the mutants that the
+modules' own test files detect; it lists the others.  Both tools get a folder of their own.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,13 +31,14 @@ TESTS = (
     "tests/unit/policies",
 )
 MUTATED = ("acstor_agent/core", "acstor_decision/core")
-MUTANTS_TESTS = ("tests/unit/agent/core", "tests/unit/decision/core")
+MUTANTS_TESTS = "tests/unit/agent/core", "tests/unit/decision/core"
 EXCLUDED = ("if TYPE_CHECKING:", r"\.\.\.$", r"class .*Protocol\):")
 NOTHING = "none at all"
 """Matches no mutant: mutmut only generates them, and learns which test calls which function."""
 SETTINGS = """
 [tool.mutmut]
 source_paths = {sources}
+only_mutate = {modules}
 also_copy = {rooms}
 pytest_add_cli_args = ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
 pytest_add_cli_args_test_selection = {tests}
@@ -86,11 +88,15 @@ def coverage() -> int:
     return 1 if few else 0
 
 
-def mutants(sample: int, seed: int, pattern: str) -> int:
-    """Print the share of a random sample of mutants that tests detect, and the others."""
-    copy = _copy()
+def mutants(sample: int, seed: int, only: Sequence[str]) -> int:
+    """Print the share of a random sample of mutants that tests detect, and the others.
+
+    :param only: names of modules; none: all that have a test file
+    """
+    tests = _test_files()
+    copy = _copy({name: tests[name] for name in only} if only else tests)
     subprocess.run([tool("mutmut"), "run", NOTHING], cwd=copy, check=False, capture_output=True)
-    known = sorted(name for name in _results(copy) if pattern in name)
+    known = sorted(_results(copy))
     chosen = random.Random(seed).sample(known, min(sample, len(known)))
     subprocess.run([tool("mutmut"), "run", "--max-children", "1", *chosen], cwd=copy, check=True)
     results = _results(copy)
@@ -106,8 +112,16 @@ def mutants(sample: int, seed: int, pattern: str) -> int:
     return 0
 
 
-def _copy() -> pathlib.Path:
-    """Copy the code under test and its tests."""
+def _test_files() -> dict[str, str]:
+    """Return the test file of each mutated module that has one."""
+    tests = {path.stem: path for folder in MUTANTS_TESTS for path in (ROOT / folder).rglob("*.py")}
+    modules = [path.stem for folder in MUTATED for path in (ROOT / folder).rglob("*.py")]
+    named = ((module, tests.get(f"test_{module}")) for module in modules)
+    return {module: str(path.relative_to(ROOT)) for module, path in named if path is not None}
+
+
+def _copy(tests: Mapping[str, str]) -> pathlib.Path:
+    """Copy the code under test, and its tests by module."""
     copy = CACHE / "mutants"
     shutil.rmtree(copy, ignore_errors=True)
     rooms = sorted(path.parent.name for path in ROOT.glob("acstor_*/__init__.py"))
@@ -116,7 +130,12 @@ def _copy() -> pathlib.Path:
     for name in filter(_is_needed, names.split()):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, copy / name)
-    shown = {"sources": MUTATED, "rooms": rooms, "tests": MUTANTS_TESTS}
+    shown = {
+        "sources": MUTATED,
+        "modules": [f"*/{module}.py" for module in tests],
+        "rooms": rooms,
+        "tests": list(tests.values()),
+    }
     more = SETTINGS.format(**{key: json.dumps(value) for key, value in shown.items()})
     tomllib.loads(more)
     with (copy / "pyproject.toml").open("a") as file:
@@ -148,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     part = parts.add_parser("mutants", help="mutation score")
     part.add_argument("--sample", type=int, default=300, help="so many mutants (300)")
     part.add_argument("--seed", type=int, default=1, help="of the sample (1)")
-    part.add_argument("--only", default="", help="of modules with this in their name")
+    part.add_argument("--only", nargs="*", default=[], help="modules (all with a test file)")
     options = parser.parse_args(argv)
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if options.part == "coverage":

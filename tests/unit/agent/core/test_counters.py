@@ -44,3 +44,15 @@ def test_quantile_above_all_bounds_is_the_maximum():
     latency.add(77.0)
     assert latency.quantile(0.5) == 77.0
     assert latency.buckets[-1] == 1
+
+
+def test_exchange_keeps_the_total_of_images_that_it_forgets():
+    exchange, image_id = counters.ExchangeCounters(), "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+    exchange.fetched[image_id].add(counters.Origin.HOME, 100)
+    exchange.fetched[image_id].add(counters.Origin.SOURCE, 20)
+    exchange.forget_image(image_id)
+    exchange.forget_image(image_id)
+    assert not exchange.fetched
+    assert exchange.bytes_from([counters.Origin.HOME]) == 100
+    assert exchange.bytes_from([counters.Origin.HOME, counters.Origin.SOURCE]) == 120
+    assert exchange.bytes_from([]) == 0

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -207,3 +209,36 @@ def test_each_kind_of_evidence_alone_shows_use():
     assert image_usage.UsageEvidence(False, False, image_usage.IN_USE_S - 1).is_used()
     assert not image_usage.UsageEvidence(False, False, image_usage.IN_USE_S).is_used()
     assert not image_usage.UsageEvidence(False, False, 60.0).is_used(within_s=30.0)
+
+
+def test_replica_is_of_other_hosts_until_a_guest_here_touches_it():
+    touches = image_usage.Touches(now_s=0.0)
+    touches.image_attached(ONE, 5.0, is_replica=True)
+    touches.image_attached(TWO, 5.0)
+    assert (touches.is_replica(ONE), touches.is_replica(TWO)) == (True, False)
+    assert not touches.is_seen(ONE)
+    touches.image_touched(ONE, 6.0)
+    assert (touches.is_replica(ONE), touches.is_seen(ONE)) == (False, True)
+    touches.image_attached(ONE, 7.0, is_replica=True)  # known: attaching it again shows nothing
+    assert not touches.is_replica(ONE)
+
+
+def test_detached_images_are_forgotten_with_what_was_known_of_them():
+    touches = image_usage.Touches(now_s=0.0)
+    touches.image_attached(ONE, 5.0, is_replica=True)
+    touches.image_touched(TWO, 5.0)
+    touches.forget_others([TWO])
+    assert len(touches) == 1
+    assert touches.idle_s(ONE, 10.0) == math.inf
+    assert not touches.is_replica(ONE)
+    assert touches.idle_s(TWO, 10.0) == 5.0
+
+
+def test_close_of_an_open_before_the_start_is_forgotten_with_the_image():
+    openings = image_usage.Openings()
+    openings.image_closed(ONE)
+    openings.image_opened(TWO)
+    openings.forget_others([])
+    openings.image_opened(ONE)
+    assert openings.is_open(ONE)  # the close of the former image does not count
+    assert openings.is_open(TWO)  # though detached

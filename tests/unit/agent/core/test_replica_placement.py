@@ -213,3 +213,17 @@ def test_share_of_a_large_image_takes_a_few_bytes_for_each_chunk():
             assert tracemalloc.get_traced_memory()[1] < 12 * chunks
         finally:
             tracemalloc.stop()
+
+
+def test_union_of_parts_has_the_chunks_of_both_once():
+    table = table_of("h1", "h2", "h3", "h4")
+    parts = []
+    for name in ("h1", "h2"):
+        placement = replica_placement.ReplicaPlacement(
+            ids.HostId(name), one_host.OneTable(table), identity.ByContent().oid_of
+        )
+        parts.append(placement.part_of(MAP, placement.share_table()))
+    union = replica_placement.union_of_parts(*parts)
+    assert list(union.numbers) == sorted({*parts[0].numbers, *parts[1].numbers})
+    assert len(union.numbers) < len(parts[0].numbers) + len(parts[1].numbers)
+    assert union.table is None
