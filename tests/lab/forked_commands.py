@@ -29,6 +29,7 @@ from typing import IO
 from typing import Any
 
 AGENT = "acstor_agent.cmd.agent"
+CHECKPOINTD = "acstor_checkpoint.cmd.checkpointd"
 DECISION = "acstor_decision.cmd.decision"
 DECISION_MANAGE = "acstor_decision.cmd.manage"
 GLANCE_MANAGE = "acstor_glance.cmd.manage"
