@@ -32,6 +32,7 @@ AGENT = "acstor_agent.cmd.agent"
 CHECKPOINTD = "acstor_checkpoint.cmd.checkpointd"
 DECISION = "acstor_decision.cmd.decision"
 DECISION_MANAGE = "acstor_decision.cmd.manage"
+GLANCE_LISTENER = "acstor_glance.cmd.listener"
 GLANCE_MANAGE = "acstor_glance.cmd.manage"
 _TUNED = pathlib.Path(__file__).with_name("tuned.py")
 _PAUSE_S = 0.01
