@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab itself: real namespaces, links, nginx, and complete removal afterwards."""
 
+import functools
 import json
 import os
 import pathlib
@@ -13,6 +14,8 @@ import pytest
 
 from acstor_common import errors
 from tests.fakes import tcp_rate
+from tests.lab import agents
+from tests.lab import forked_commands
 from tests.lab import image_server
 from tests.lab import network
 from tests.lab import runs
@@ -51,6 +54,39 @@ def test_hosts_have_permanent_neighbour_entries() -> None:
                 other.address for other in (net.source, *net.hosts) if other is not host
             }
             assert {tuple(entry["state"]) for entry in entries} == {("PERMANENT",)}
+
+
+@pytest.fixture
+def new_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have fork servers of this environment, whatever that of earlier tests was."""
+    monkeypatch.setattr(forked_commands, "_server", functools.cache(forked_commands.ForkServer))
+
+
+@pytest.mark.usefixtures("new_servers")
+def test_forked_agent_is_inside_its_host() -> None:
+    with network.Network(hosts=1) as net:
+        (host,) = net.hosts
+        with agents.Agent(host, "http://none.invalid/") as agent:
+            agent.wait_ready()
+            assert "forked_commands" in pathlib.Path(f"/proc/{agent.pid}/cmdline").read_text()
+            assert {agent.pid, agent.worker_pid()} <= {*runs.processes_inside([host.namespace])}
+
+
+def test_forked_command_enters_all_namespaces_of_a_machine(tmp_path: pathlib.Path) -> None:
+    inside = ["unshare", "--mount", "--uts", "sleep", "60"]
+    with subprocess.Popen(inside) as machine:
+        try:
+            own = [pathlib.Path(f"/proc/{machine.pid}/ns", kind) for kind in ("uts", "mnt")]
+            ours = [os.readlink(f"/proc/self/ns/{path.name}") for path in own]
+            wait = lambda: ours != [os.readlink(path) for path in own]  # noqa: E731
+            runs.wait_for(wait, 10.0, "the namespaces", str)
+            server = forked_commands.ForkServer(forked_commands.AGENT)
+            with (tmp_path / "log").open("wb") as out:
+                fork = server.start(["--help"], {}, out, namespaces=own)
+            assert fork.wait(20.0) == 0
+            assert "Run the agent of this host." in (tmp_path / "log").read_text()
+        finally:
+            machine.kill()
 
 
 def test_image_server_counts_the_same_bytes_as_the_link(tmp_path: pathlib.Path) -> None:

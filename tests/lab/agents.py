@@ -188,9 +188,10 @@ class Agent:
             self._process = self._begin(out)
 
     def _begin(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_commands.ForkedCommand:
-        server = forked_commands.server(forked_commands.AGENT)
-        if self.host.is_this_machine and server is not None:
-            return server.start(["--config-file", self.config_file], self.constants, out)
+        server, namespaces = forked_commands.server(forked_commands.AGENT), self.host.namespaces
+        if server is not None and namespaces is not None:
+            words = ["--config-file", self.config_file]
+            return server.start(words, self.constants, out, namespaces=namespaces)
         return self.host.popen(self.argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
 
     def __exit__(self, *_: object) -> None:

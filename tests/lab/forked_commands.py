@@ -7,6 +7,7 @@ working directory of the pytest process at the first start, so a command with ot
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -28,12 +29,15 @@ from typing import IO
 from typing import Any
 
 AGENT = "acstor_agent.cmd.agent"
+CHECKPOINTD = "acstor_checkpoint.cmd.checkpointd"
 DECISION = "acstor_decision.cmd.decision"
 DECISION_MANAGE = "acstor_decision.cmd.manage"
+GLANCE_LISTENER = "acstor_glance.cmd.listener"
 GLANCE_MANAGE = "acstor_glance.cmd.manage"
 _TUNED = pathlib.Path(__file__).with_name("tuned.py")
 _PAUSE_S = 0.01
 _MESSAGE_BYTES = 1 << 16
+_DESCRIPTORS = 4  # output, errors, and namespaces
 _VARIES = "PYTEST_CURRENT_TEST"
 _is_enabled = False
 
@@ -107,13 +111,18 @@ class ForkServer:
         constants: Mapping[str, Any],
         out: IO[bytes],
         err: IO[bytes] | None = None,
+        namespaces: Sequence[pathlib.Path] = (),
     ) -> ForkedCommand:
         """Start the command.
 
         :param err: for its standard error; None: ``out``
+        :param namespaces: that it enters; files below ``/proc`` or ``/run/netns``
         """
         wanted = {"arguments": list(map(str, arguments)), "constants": dict(constants)}
-        return ForkedCommand(self, self.ask(wanted, [out.fileno(), (err or out).fileno()]))
+        with contextlib.ExitStack() as stack:
+            entered = [stack.enter_context(path.open("rb")).fileno() for path in namespaces]
+            given = [out.fileno(), (err or out).fileno(), *entered]
+            return ForkedCommand(self, self.ask(wanted, given))
 
     def ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
         """Send a message and return the reply."""
@@ -195,7 +204,7 @@ def _serve(module: str, link: socket.socket) -> None:
     gc.freeze()
     gc.enable()
     while True:
-        data, descriptors, _flags, _address = socket.recv_fds(link, _MESSAGE_BYTES, 2)
+        data, descriptors, _flags, _address = socket.recv_fds(link, _MESSAGE_BYTES, _DESCRIPTORS)
         if not data:
             return
         message = json.loads(data)
@@ -217,10 +226,14 @@ def _poll(pid: int) -> int | None:
 
 
 def _become(argv: list[str], descriptors: Sequence[int]) -> None:
-    """Set the session, the output and the arguments of a fork."""
+    """Set the session, the namespaces, the output and the arguments of a fork."""
     os.setsid()
-    for number, descriptor in enumerate(descriptors, start=1):
+    for descriptor in descriptors[2:]:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):  # os.setns needs Python 3.12
+            raise OSError(ctypes.get_errno(), "setns")
+    for number, descriptor in enumerate(descriptors[:2], start=1):
         os.dup2(descriptor, number)
+    for descriptor in descriptors:
         os.close(descriptor)
     sys.argv = argv
 

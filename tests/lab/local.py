@@ -31,9 +31,9 @@ class LocalHost(network.Host):
     """This machine as a host of the lab."""
 
     @property
-    def is_this_machine(self) -> bool:
-        """Whether its processes run directly on this machine."""
-        return True
+    def namespaces(self) -> list[pathlib.Path]:
+        """What its processes enter: nothing."""
+        return []
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         return [str(argument) for argument in argv]

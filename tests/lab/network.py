@@ -87,9 +87,9 @@ class Host:
     """Its own files, deleted with the network."""
 
     @property
-    def is_this_machine(self) -> bool:
-        """Whether its processes run directly on this machine."""
-        return False
+    def namespaces(self) -> list[pathlib.Path] | None:
+        """What its processes enter; None if they need more than that."""
+        return [runs.NETNS_FOLDER / self.namespace]
 
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         # Not `ip netns exec`, which makes a mount namespace where mounts would be private.

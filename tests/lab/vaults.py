@@ -15,6 +15,7 @@ from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from tests.lab import forked_commands
 from tests.lab import identities
 from tests.lab import local
 from tests.lab import runs
@@ -66,7 +67,7 @@ class Vault:
         self._options = options
         self.others: tuple[str, ...] = ()
         """More hosts of the v-node table."""
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | forked_commands.ForkedCommand | None = None
 
     def start(self) -> None:
         """Start it, and wait until it listens."""
@@ -89,11 +90,9 @@ class Vault:
         if self._broker:
             lines += ["[DEFAULT]", f"transport_url = {self._broker}"]
         config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))
-        command = tuned.argv("acstor_checkpoint.cmd.checkpointd", self._constants)
+        module, arguments = forked_commands.CHECKPOINTD, ["--config-file", config]
         with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--config-file", config], stdout=log, stderr=log
-            )
+            self.process = forked_commands.start(module, arguments, self._constants, log)
         runs.wait_for(self._answers, START_S, f"the vault of {self.name}", self.log)
 
     def write_table(self, *hosts: str) -> None:

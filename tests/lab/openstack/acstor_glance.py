@@ -5,9 +5,12 @@ All listeners of a cloud have the same options but for their ports, as in produc
 """
 
 import pathlib
+import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 
+from tests.lab import forked_commands
 from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import api
@@ -84,8 +87,14 @@ class Listener(daemon.Daemon):
 
     def argv(self) -> Sequence[str | pathlib.Path]:
         """Return the command to run."""
-        module = "acstor_glance.cmd.listener"
-        return [*tuned.argv(module, self._constants), "--config-file", self.conf_file]
+        command = tuned.argv(forked_commands.GLANCE_LISTENER, self._constants)
+        return [*command, "--config-file", self.conf_file]
+
+    def launch(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_commands.ForkedCommand:
+        """Start the process, as a fork if possible."""
+        if (forks := forked_commands.server(forked_commands.GLANCE_LISTENER)) is None:
+            return super().launch(out)
+        return forks.start(["--config-file", self.conf_file], self._constants, out)
 
     def is_ready(self) -> bool:
         """Return whether it consumes from the broker."""

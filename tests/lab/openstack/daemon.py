@@ -14,8 +14,10 @@ import subprocess
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 
 from acstor_common import errors
+from tests.lab import forked_commands
 from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import installed
@@ -54,7 +56,8 @@ class Daemon:
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         self.name, self.folder = name, folder
         self.log_path = folder / "log" / f"{name}.log"
-        self._process: subprocess.Popen[bytes] | None = None  # protects it from garbage collection
+        # protects it from garbage collection
+        self._process: subprocess.Popen[bytes] | forked_commands.ForkedCommand | None = None
         self._record = folder / "run" / f"{name}{runs.RECORD_SUFFIX}"
 
     def argv(self) -> Sequence[str | pathlib.Path]:
@@ -94,16 +97,20 @@ class Daemon:
             path.parent.mkdir(parents=True, exist_ok=True)
         self.configure()
         with self.log_path.open("ab") as out:
-            self._process = subprocess.Popen(
-                self.argv(),
-                cwd=self.log_path.parent,  # for core dumps
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            self._process = self.launch(out)
         runs.record(self._process.pid, self._record)
+
+    def launch(self, out: IO[bytes]) -> subprocess.Popen[bytes] | forked_commands.ForkedCommand:
+        """Start the process in a session of its own."""
+        return subprocess.Popen(
+            self.argv(),
+            cwd=self.log_path.parent,  # for core dumps
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
 
     def _environment(self) -> dict[str, str]:
         return {

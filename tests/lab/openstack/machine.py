@@ -103,6 +103,11 @@ class Inside(network.Host):
 
     machine: "Machine"
 
+    @property
+    def namespaces(self) -> list[pathlib.Path]:
+        """What its processes enter."""
+        return self.machine.namespaces
+
     def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
         return [*self.machine.enter(), *map(str, argv)]
 
@@ -132,14 +137,23 @@ class Machine(daemon.Daemon):
         """This machine as a host of the lab."""
         return Inside(self.name, "", self.address, self.home, self)
 
+    @property
+    def namespaces(self) -> list[pathlib.Path]:
+        """Its namespaces for host name and mounts.
+
+        :raises errors.Unusable: it is not running
+        """
+        if (pid := self.pid) is None:
+            raise errors.Unusable(self.name, f"it is not running: {self.log()[-2000:]}")
+        return [pathlib.Path(f"/proc/{pid}/ns", kind) for kind in ("uts", "mnt")]
+
     def enter(self) -> list[str]:
         """Return the command prefix that enters this machine.
 
         :raises errors.Unusable: it is not running
         """
-        if self.pid is None:
-            raise errors.Unusable(self.name, f"it is not running: {self.log()[-2000:]}")
-        return ["nsenter", f"--mount=/proc/{self.pid}/ns/mnt", f"--uts=/proc/{self.pid}/ns/uts"]
+        uts, mounts = self.namespaces
+        return ["nsenter", f"--mount={mounts}", f"--uts={uts}"]
 
     def argv(self) -> Sequence[str | pathlib.Path]:
         """Return the command that makes the namespaces and sleeps."""
