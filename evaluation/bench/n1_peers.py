@@ -140,8 +140,8 @@ class Session:
         try:
             self._say(f"{job}: {self._measure(job, stack)}")
         except (errors.AcstorError, harness.CannotRun) as failure:
-            self.found.failed.append(f"{job}: {failure}")
-            self._say(self.found.failed[-1])
+            self.found.failed.append(f"{job}: {str(failure).splitlines()[0]}")
+            self._say(f"{job}: {failure}")
 
     def _measure(self, job: peer_plan.Job, stack: contextlib.ExitStack) -> object:
         words, key = (self._made, job.cell, job.way), (job.cell, job.way)

@@ -148,13 +148,17 @@ def _order(item: tuple[tuple[peer_plan.Cell, str], object]) -> tuple[float, ...]
 
 
 def not_measured(found: Found) -> Iterator[str]:
-    """Yield a line for each cell with ways that were not measured, and for absent programs."""
+    """Yield the cells without a measurement of some or all ways, and what failed."""
+    empty = []
     for cell in peer_plan.GRID:
         measured = found.boots if cell.hosts == 1 else found.replays
         absent = [way for way in peer_ways.WAYS if (cell, way) not in measured]
-        if absent:
-            which = "all ways" if len(absent) == len(peer_ways.WAYS) else ", ".join(absent)
-            yield f"not measured: {cell}: {which}"
+        if len(absent) == len(peer_ways.WAYS):
+            empty.append(str(cell))
+        elif absent:
+            yield f"not measured: {cell}: {', '.join(absent)}"
+    if empty:
+        yield f"not measured in any way: {'; '.join(empty)}"
     for way, why in peer_ways.NOT_HAD.items():
         yield f"not measured: {way}: {why}"
     yield from (f"failed: {line}" for line in found.failed)

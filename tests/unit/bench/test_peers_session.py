@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of PEERS works through its plan."""
+
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import Self
+
+import pytest
+
+from acstor_common import errors
+from acstor_common.model import ids
+from evaluation.bench import n1_peers
+from evaluation.bench import peer_boots
+from evaluation.bench import peer_plan
+from evaluation.bench import peer_ways
+
+CELL = peer_plan.Cell(100, 0)
+NOWHERE = pathlib.Path("/nonexistent")
+MADE = peer_ways.Prepared(NOWHERE, ids.parse_image_id(str(uuid.uuid4())), NOWHERE)
+
+
+class Booted:
+    """A guest that boots at once, or fails."""
+
+    events: list[str]
+
+    def __init__(self, made: peer_ways.Prepared, cell: peer_plan.Cell, way: str) -> None:
+        self._way = way
+        self.boot = peer_boots.Boot(1.0, 2.0, 3.0, 4, 5, 6, 7.0, 8.0)
+
+    def __enter__(self) -> Self:
+        if self._way == "nbdkit":
+            raise errors.Unusable("nbdkit", "it fails\nwith details")
+        self.events.append(f"{self._way} boots")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append(f"{self._way} ends")
+
+    def note_cached(self) -> None:
+        """Nothing is cached here."""
+
+    def is_due(self, later_s: float) -> bool:
+        """Return True: all time has passed."""
+        return True
+
+    def run_again(self) -> None:
+        """Note it."""
+        self.events.append(f"{self._way} runs again")
+
+
+@pytest.fixture
+def booted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return the events of fake guests."""
+    Booted.events = []
+    monkeypatch.setattr(peer_boots, "Booted", Booted)
+    yield Booted.events
+
+
+def work(monkeypatch: pytest.MonkeyPatch, *jobs: tuple[peer_plan.Kind, str]) -> n1_peers.Session:
+    """Do jobs in one cell, and return the run."""
+    planned = [peer_plan.Job(kind, CELL, way) for kind, way in jobs]
+    monkeypatch.setattr(peer_plan, "plan", lambda turns, is_quick: planned)
+    session = n1_peers.Session(MADE, lambda line: None)
+    session.work(peer_plan.TimeLimit(1000.0, lambda: 0.0))
+    return session
+
+
+def test_kept_guests_run_again_and_end_before_the_next_job(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = peer_plan.Kind.KEEP
+    work(monkeypatch, (keep, "raw file"), (keep, "acstor"), (peer_plan.Kind.BOOT, "QEMU"))
+    assert booted == [
+        *("raw file boots", "acstor boots"),
+        *("raw file runs again", "acstor runs again"),
+        *("acstor ends", "raw file ends"),
+        *("QEMU boots", "QEMU ends"),
+    ]
+
+
+def test_kept_guests_at_the_end_of_a_plan_run_again_and_end(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(monkeypatch, (peer_plan.Kind.KEEP, "acstor"))
+    assert booted == ["acstor boots", "acstor runs again", "acstor ends"]
+
+
+def test_boot_beside_kept_guests_has_no_processor_time(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = ((peer_plan.Kind.KEEP, "acstor"), (peer_plan.Kind.BOOT, "acstor"))
+    found = work(monkeypatch, *jobs).found
+    assert [boot.cpu_s for boot in found.boots[CELL, "acstor"]] == [None, 7.0]
+
+
+def test_failed_job_is_reported_and_the_others_go_on(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = ((peer_plan.Kind.BOOT, "nbdkit"), (peer_plan.Kind.BOOT, "QEMU"))
+    found = work(monkeypatch, *jobs).found
+    assert found.failed == ["boot, 100 Mbit/s, 0 ms, nbdkit, turn 1: nbdkit: it fails"]
+    assert list(found.boots) == [(CELL, "QEMU")]
