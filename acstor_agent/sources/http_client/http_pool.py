@@ -24,11 +24,13 @@ from acstor_agent.sources.http_client import http_endpoint
 from acstor_agent.sources.http_client import http_range
 from acstor_agent.sources.http_client import http_response
 from acstor_agent.sources.http_client import http_stream
+from acstor_common import errors
 from acstor_common.identity import credentials
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
+REFUSALS = 400  # least status of an error
 RTT_GROWTH = 1.01
 """By this factor the least round-trip time may grow with each response, as on a new route."""
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
@@ -184,7 +186,7 @@ class HttpPool:
             await trio.sleep_until(self._not_before)
         url, credentials = range_request.where, {**self._credentials, **headers}
         server, request = _request_of(range_request, method, url, credentials)
-        stream, is_clean, followed, first_peer = None, False, 0, ""
+        stream, answer, followed, first_peer = None, None, 0, ""
         await self._take_turn()
         try:
             while True:
@@ -198,17 +200,19 @@ class HttpPool:
                 followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.drain_body()
                 self._put_back(server, stream, answer.is_over)
-                stream = None
+                stream = answer = None
                 server, request = _request_of(range_request, method, url, credentials)
             yield answer
-            is_clean = answer.is_over
+        except errors.ChunkUnavailable:
+            await _drain_refusal(answer)
+            raise
         except (OSError, h11.ProtocolError) as error:
             self._close_idle(server)  # what broke this connection may have broken them
             via = f", after a redirect to {server.authority}" if followed else ""
             raise range_request.transient_error(_reason(error) + via) from error
         finally:
             if stream is not None:
-                self._put_back(server, stream, is_clean)
+                self._put_back(server, stream, answer is not None and answer.is_over)
             self._turns.release()
 
     async def _receive_head(
@@ -263,6 +267,13 @@ class HttpPool:
         self._idle.append((server, stream, trio.current_time()))
         if len(self._idle) > self._max_idle:
             self._idle.pop(0)[1].close()
+
+
+async def _drain_refusal(answer: http_response.HttpResponse | None) -> None:
+    """Read a short refusal, as of a boot image, so that the connection can be reused."""
+    if answer is not None and answer.status >= REFUSALS and not answer.is_over:
+        with contextlib.suppress(OSError, h11.ProtocolError, errors.SourceUnreachable):
+            await answer.drain_body()
 
 
 def _request_of(

@@ -153,3 +153,11 @@ async def test_server_with_an_ipv6_address_is_read(tmp_path, is_tls):
         assert server.url.startswith(("http://[::1]:", "https://[::1]:"))
         assert {asked["host"] for asked in server.asked} == {server.url.split("/")[2]}
     assert source.location == server.url
+
+
+async def test_connection_of_a_short_refusal_is_reused(source, server):
+    server.behaviours = [http_server.status(404)]
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(BLOB, 0, 10)
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert server.connections == 1
