@@ -30,8 +30,8 @@ CACHEMODE = "writeback"
 Instances share the page cache. libvirt rejects native I/O with it, so QEMU uses threads.
 """
 PRECACHE_TIMEOUT_S = 3600.0  # time limit of a request to cache an image: 40 GB at 100 Mbit/s
-NOTE = "os_glance_acstor_image"  # Nova copies other keys to snapshots, and Glance refuses acstor_*
-"""Key in an instance's system metadata: image ID and Glance's hash of the image."""
+NOTE = "os_glance_acstor_image"
+"""Key in the system metadata: image ID and hash. Snapshots inherit each key but ``os_glance*``."""
 _MIGRATING = "migrating"
 _UNKNOWN = chunk_map.UNKNOWN_OS_HASH
 _REASONS = control_wire.Fallback

@@ -12,11 +12,10 @@ from tests.lab.openstack import installed
 
 SHOW_PROPERTIES = """
 import json, sys, types
-from nova import context
 from nova.compute import utils
 metadata = {sys.argv[1]: "hash", "image_hw_disk_bus": "virtio"}
 server = types.SimpleNamespace(project_id="p", system_metadata=metadata)
-made = utils.initialize_instance_snapshot_metadata(context.RequestContext("u", "p"), server, "s")
+made = utils.initialize_instance_snapshot_metadata(server, server, "s")
 print(json.dumps(made["properties"]))
 """
 
