@@ -201,7 +201,9 @@ class OverlayDisk:
         self._file = host.state / "instance.qcow2"
         self._socket = host.folder / "nbd"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.path = host.folder / "exported"
+        self._mount_point = host.folder / "export"
+        self._mount_point.mkdir(exist_ok=True)
+        self.path = self._mount_point / "disk"  # absent while QEMU is dead: nothing else is written
         if not shutil.which("nbdfuse"):
             apt.install("libnbd-bin")
         backing = ["-b", host.mirror, "-F", "raw"]
@@ -228,9 +230,8 @@ class OverlayDisk:
         words = ["--blockdev", blocks, "--blockdev", disk, "--nbd-server", server]
         self._run("qemu-storage-daemon", *words, "--export", export)
         runs.wait_for(self._socket.exists, DEADLINE_S, "QEMU's export", str)
-        self.path.touch()  # fio deletes it if it starts while QEMU is dead
         self._run("nbdfuse", self.path, f"nbd+unix:///?socket={self._socket}")
-        runs.wait_for(lambda: bool(hosts.mounts(self.path)), DEADLINE_S, "nbdfuse", str)
+        runs.wait_for(lambda: bool(hosts.mounts(self._mount_point)), DEADLINE_S, "nbdfuse", str)
 
     def _run(self, *words: str | pathlib.Path) -> None:
         self._processes.append(subprocess.Popen(words, stderr=subprocess.DEVNULL))
@@ -241,7 +242,7 @@ class OverlayDisk:
             process.kill()
             process.wait(DEADLINE_S)
         self._processes.clear()
-        for point in hosts.mounts(self.path):
+        for point in hosts.mounts(self._mount_point):
             runs.tool(["umount", "--lazy", point])
         self._socket.unlink(missing_ok=True)
 
