@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads images and their artefacts from Glance by range requests.
 
-Attaching an image checks its record: it must be active and of a supported disk format, and an
-artefact must belong to it (``image/artefacts.py``). Reads do not check this again: guests continue
-with a deactivated image. keystoneauth blocks, so it runs in threads.
+Attaching checks an image's record: active, a supported disk format, artefacts of its own; reads do
+not, so guests continue with a deactivated image. keystoneauth blocks, so it runs in threads.
 """
 
 import dataclasses
