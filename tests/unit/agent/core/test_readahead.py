@@ -57,6 +57,15 @@ def test_copying_program_gets_readahead_of_several_reads():
     assert max(stop - (at + 1) * MIB for at, _, stop in fetched) == readahead.COPY_READS * MIB
 
 
+def test_readahead_counts_the_bytes_read_from_where_the_reader_began():
+    def relative(first: int) -> list[tuple[int, int]]:
+        ahead = readahead.ReadAhead(64 * MIB)
+        ranges = [ahead.record_read((first + at) * MIB, MIB, 0.0) for at in range(40)]
+        return [(start - first * MIB, stop - first * MIB) for start, stop in ranges if stop]
+
+    assert relative(first=500) == relative(first=0)
+
+
 def test_readahead_of_a_long_copy_grows_with_the_bytes_read():
     ahead = readahead.ReadAhead(64 * MIB)
     ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(1000)]

@@ -67,6 +67,8 @@ def test_too_few_readers_give_no_slowness():
     for count in range(link_capacity.QUORUM):
         few = dict(list(all_of_them.items())[:count])
         assert link_capacity.slowness(few, LEVELS) == {}
+    enough = dict(list(all_of_them.items())[: link_capacity.QUORUM])
+    assert link_capacity.slowness(enough, LEVELS)["p1/r2"] == 7.0
 
 
 def test_place_with_fewer_than_two_siblings_is_not_compared():

@@ -43,6 +43,25 @@ def test_v_nodes_return_to_their_first_owner_before_others_move():
     assert back == own(h1=10, h2=10)
 
 
+def test_adopted_v_nodes_move_on_first_and_are_removed_last():
+    there = run(own(h1=10, h2=10), {"h1": 5, "h2": 15})
+    moved = run(there, {"h1": 5, "h2": 12, "h5": 3})
+    assert {name.made_for for name in moved["h5"]} == {"h1"}
+    removed = run(there, {"h1": 5, "h2": 12})
+    assert len({name for name in removed["h2"] if name.made_for == "h1"}) == 5
+
+
+def test_of_equally_similar_hosts_the_one_that_needs_most_comes_first():
+    owners = {**own(h3=10), **own(h2=8, h4=6)}
+    after = run(owners, {"h3": 6, "h2": 10, "h4": 12})
+    assert [len({n for n in after[h] if n.made_for == "h3"}) for h in ("h2", "h4")] == [0, 4]
+
+
+def test_most_similar_host_comes_first_though_another_needs_more():
+    after = run(own(h1=10, h2=10, h5=10), {"h1": 8, "h2": 12, "h5": 30})
+    assert len({name for name in after["h2"] if name.made_for == "h1"}) == 2
+
+
 def test_leaving_host_moves_no_v_nodes_of_others():
     before = own(h1=10, h2=10, h3=10)
     after = run(before, {"h1": 10, "h2": 10})

@@ -55,3 +55,10 @@ def test_even_traffic_gives_even_counts(total):
 
 def test_no_hosts_give_no_counts():
     assert vnode_counts.bounded_counts({}, 100, 10) == {}
+
+
+def test_hosts_that_rounding_reduced_most_get_the_remaining_v_nodes():
+    traffic = {ids.HostId("a"): 1.0, ids.HostId("b"): 1 / 1.9, ids.HostId("c"): 1 / 3.2}
+    assert vnode_counts.bounded_counts(traffic, 6, 1000) == {"a": 1, "b": 2, "c": 3}
+    traffic = {ids.HostId("a"): 1 / 5.1, ids.HostId("b"): 1 / 1.9}
+    assert vnode_counts.bounded_counts(traffic, 7, 1000) == {"a": 5, "b": 2}
