@@ -22,7 +22,7 @@ _SERVER = """\
 SELECT vm_state, task_state, power_state, host, deleted, updated_at
 FROM {cell}.instances WHERE uuid = '{id}'"""
 _BUILD = """\
-SELECT r.id, m.cell_id, m.queued_for_delete, 0, 0, m.updated_at
+SELECT r.id, NULL, m.cell_id, m.queued_for_delete, 0, m.updated_at
 FROM nova_api.instance_mappings m LEFT JOIN nova_api.build_requests r USING (instance_uuid)
 WHERE m.instance_uuid = '{id}'"""
 _IMAGE = """\
