@@ -40,6 +40,7 @@ GUEST_BYTES = 192 * geometry.MIB
 READ_BYTES = geometry.DEFAULT_CHUNK_BYTES
 BOOT_S = 2.0
 BETWEEN_READS_S = 0.05
+TITLE = "A guest's reads of 64 KiB while another image is filled, or its fill paused"
 TURNS, TURN_S = 7, 8.0
 DEADLINE_S, FILLING_DEADLINE_S = 1200.0, 120.0
 OPTIONS = {
@@ -83,7 +84,7 @@ def run(say: harness.Say) -> harness.Result:
         "W1": took_s / limit_s,
         "W1a": p99_s["filled"] / p99_s["paused"],
     }
-    return harness.Result(values, details, lambda picture: draw(picture, latencies))
+    return harness.Result(values, details, lambda picture: draw(picture, latencies, TITLE))
 
 
 def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]:
@@ -169,16 +170,11 @@ def read_for(fd: int, data: mmap.mmap, offsets: list[int]) -> list[float]:
     return found
 
 
-def draw(picture: figure.Figure, latencies: dict[str, list[float]]) -> None:
+def draw(picture: figure.Figure, latencies: dict[str, list[float]], title: str) -> None:
     """Draw the distribution of the latencies."""
     axes = picture.subplots()
     for name, found in latencies.items():
         axes.ecdf([1e3 * one for one in found], label=name)
     axes.axhline(0.99, color="tab:red", linestyle="--", label="99 %")
-    axes.set(
-        title="A guest's reads of 64 KiB while another image is filled, or its fill paused",
-        xlabel="latency in ms",
-        ylabel="share of reads",
-        xscale="log",
-    )
+    axes.set(title=title, xlabel="latency in ms", ylabel="share of reads", xscale="log")
     axes.legend()

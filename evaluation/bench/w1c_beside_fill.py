@@ -15,8 +15,6 @@ import random
 import statistics
 import time
 
-from matplotlib import figure
-
 from acstor_common.model import geometry
 from evaluation.bench import collective
 from evaluation.bench import harness
@@ -29,6 +27,7 @@ BLOCK_BYTES = 4096
 BETWEEN_READS_S = 0.01
 MEASURED_S = 45.0  # the link needs 80 s for the rest of the image
 WAYS = ("local file", "acstor")
+TITLE = "A guest's reads of 4 KiB while its image is filled"
 
 
 @harness.measures("W1c")
@@ -59,7 +58,9 @@ def run(say: harness.Say) -> harness.Result:
         "filled_bytes_s": filled_bytes / MEASURED_S,
     }
     values: dict[str, harness.Value] = {"W1c": p99_s["acstor"] / p99_s["local file"]}
-    return harness.Result(values, details, lambda picture: draw(picture, latencies))
+    return harness.Result(
+        values, details, lambda picture: w1_hydration.draw(picture, latencies, TITLE)
+    )
 
 
 def boot(path: pathlib.Path) -> None:
@@ -87,13 +88,3 @@ def read_in_turns(fds: list[int]) -> dict[str, list[float]]:
         due_s += BETWEEN_READS_S
         time.sleep(max(0.0, due_s - time.monotonic()))
     return found
-
-
-def draw(picture: figure.Figure, latencies: dict[str, list[float]]) -> None:
-    """Draw the distribution of the latencies."""
-    axes = picture.subplots()
-    for way, found in latencies.items():
-        axes.ecdf([1e3 * one for one in found], label=way)
-    axes.axhline(0.99, color="0.5", linestyle=":", label="99 %")
-    axes.set(xlabel="latency in ms", ylabel="share of reads", xscale="log")
-    axes.legend()
