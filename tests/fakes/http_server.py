@@ -323,11 +323,11 @@ def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
     return behave
 
 
-def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
-    """Respond correctly, a few bytes at a time."""
+def drip(every_s: float, part_bytes: int = 1, code: int = 206) -> Behaviour:
+    """Respond with the bytes of the request, a few at a time."""
 
     def behave(handler: http.server.BaseHTTPRequestHandler, asked: ClientRequest) -> None:
-        handler.send_response(206)
+        handler.send_response(code)
         handler.send_header("Content-Range", asked.content_range)
         handler.send_header("Content-Length", str(len(asked.part)))
         handler.end_headers()

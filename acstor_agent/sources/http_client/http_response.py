@@ -21,6 +21,7 @@ HEAD_BYTES = 4096
 PART_BYTES = 64 * geometry.KIB  # bytes received at a time of a body without the requested length
 EVENTS_PER_TURN = 64
 """Heads and parts of bodies before other tasks get a turn; h11 needs 10 us for each."""
+DRAIN_S = 0.5  # to keep a connection; a new one costs less than a longer wait
 MAX_HINTS = 8  # 1xx responses before the final one (RFC 8297)
 
 ReceivePart = Callable[[bytes], Awaitable[None]]  # takes the next part of a body
@@ -107,9 +108,10 @@ class HttpResponse:
         return count_bytes
 
     async def drain_body(self) -> None:
-        """Read and drop a short body, so that the connection can be reused."""
+        """Read and drop a short body that arrives soon, so that the connection can be reused."""
         if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
-            await self.read_body(HEAD_BYTES)
+            with trio.move_on_after(DRAIN_S):
+                await self.read_body(HEAD_BYTES)
 
     async def _exactly(self, length: int) -> bytes:
         body = await self.read_body(length)

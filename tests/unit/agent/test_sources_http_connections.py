@@ -161,3 +161,13 @@ async def test_connection_of_a_short_refusal_is_reused(source, server):
         await source.read(BLOB, 0, 10)
     assert await source.read(BLOB, 0, 10) == DATA[:10]
     assert server.connections == 1
+
+
+async def test_refusal_that_arrives_slowly_delays_no_read_and_costs_its_connection(source, server):
+    server.behaviours = [http_server.drip(0.3, code=404)]
+    began_s = time.monotonic()
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(BLOB, 0, 40)  # 12 s
+    assert time.monotonic() - began_s < 6.0
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert server.connections == 2
