@@ -16,14 +16,14 @@ NAME = "acstor mount"
 ENTRIES_BYTES = 1 << 20  # space for entries, several times what they need
 
 
-class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):
+class Mounted(msgspec.Struct, frozen=True, tag_field="entry", tag="mounted"):
     """The mount was created, with this :data:`inodes.LAYOUT`."""
 
-    inode_layout: int = msgspec.field(name="numbers")
+    inode_layout: int
     init_request: bytes
 
 
-class InitAnswered(msgspec.Struct, frozen=True, tag_field="fact", tag="answered"):
+class InitAnswered(msgspec.Struct, frozen=True, tag_field="entry", tag="answered"):
     """FUSE_INIT was answered."""
 
     reply: bytes

@@ -145,7 +145,7 @@ def test_incompatible_version_names_the_reason_and_guests_wait(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         record = Record(record_of(managed))
-        record.change(0, numbers=99)
+        record.change(0, inode_layout=99)
         managed.refuse()
         assert "its open files have inodes of layout 99, not 1" in managed.log()
         record.change_flags(POSIX_LOCKS)
@@ -172,7 +172,7 @@ def test_version_that_offers_more_fuse_flags_takes_the_mount_over(managed):
 
 def test_unused_mount_is_replaced_by_an_incompatible_version(managed):
     managed.end(signal.SIGKILL)
-    Record(record_of(managed)).change(0, numbers=99)
+    Record(record_of(managed)).change(0, inode_layout=99)
     managed.refuse()
     managed.manager.listen("FDSTOREREMOVE", DEADLINE_S)
     assert managed.manager.kept == {}

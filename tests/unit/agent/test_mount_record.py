@@ -42,7 +42,7 @@ def test_truncated_init_answer_is_ignored(record):
     assert again(record).init_answer() is None
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"\xff\n", b'{"fact":"mended"}\n', b"[]\n"])
+@pytest.mark.parametrize("data", [b"", b"\n", b"\xff\n", b'{"entry":"other"}\n', b"[]\n"])
 def test_invalid_record_is_refused(data):
     fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
