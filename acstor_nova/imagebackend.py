@@ -30,8 +30,8 @@ CACHEMODE = "writeback"
 Instances share the page cache. libvirt rejects native I/O with it, so QEMU uses threads.
 """
 PRECACHE_TIMEOUT_S = 3600.0  # time limit of a request to cache an image: 40 GB at 100 Mbit/s
-NOTE = "os_glance_acstor_image"
-"""Key in the system metadata: image ID and hash. Snapshots inherit each key but ``os_glance*``."""
+METADATA_KEY = "os_glance_acstor_image"
+"""For image ID and hash in the system metadata. Snapshots get all of it but ``os_glance*``."""
 _MIGRATING = "migrating"
 _UNKNOWN = chunk_map.UNKNOWN_OS_HASH
 _REASONS = control_wire.Fallback
@@ -158,14 +158,14 @@ class MirrorBase:
         os_hash = image.os_hash if image else _UNKNOWN
         with contextlib.suppress(AttributeError, TypeError):
             known = dict(self._instance.system_metadata)
-            known.pop(NOTE, None)
+            known.pop(METADATA_KEY, None)
             if os_hash.algo:
-                known[NOTE] = f"{image_id} {os_hash.algo} {os_hash.value.hex()}"
+                known[METADATA_KEY] = f"{image_id} {os_hash.algo} {os_hash.value.hex()}"
             self._instance.system_metadata = known
 
     def _recorded_hash(self, image_id: str) -> chunk_map.OsHash:
         try:
-            text = self._instance.system_metadata.get(NOTE, "")
+            text = self._instance.system_metadata.get(METADATA_KEY, "")
         except Exception as e:  # Nova may have to read its database
             LOG.info("image %s: its recorded hash cannot be read: %s", image_id, e)
             return _UNKNOWN

@@ -23,6 +23,6 @@ print(json.dumps(made["properties"]))
 @pytest.mark.skipif(not installed.is_ready(), reason=f"Nova is not installed: {installed.REMEDY}")
 def test_snapshot_does_not_inherit_the_recorded_hash_of_the_image() -> None:
     """Tempest's test_nova_image_snapshot_dependency: Glance refused to create the snapshot."""
-    argv = [installed.BIN / "python", "-c", SHOW_PROPERTIES, imagebackend.NOTE]
+    argv = [installed.BIN / "python", "-c", SHOW_PROPERTIES, imagebackend.METADATA_KEY]
     shown = json.loads(runs.tool([os.fspath(word) for word in argv]).splitlines()[-1])
     assert shown == {"hw_disk_bus": "virtio"}

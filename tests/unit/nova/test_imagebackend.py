@@ -62,11 +62,11 @@ def test_attach_passes_glances_current_hash_even_with_an_existing_link(nova, age
 def test_start_attaches_with_the_hash_that_the_disk_was_made_with(nova, agent):
     nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
     made = nova.spawn()
-    assert len(made._instance.system_metadata[imagebackend.NOTE]) < 255
+    assert len(made._instance.system_metadata[imagebackend.METADATA_KEY]) < 255
     nova.image["os_hash_value"] = "cd" * 64
     made.libvirt_info("none")
     assert agent.asked[-1].os_hash_value == "ab" * 64
-    made._instance.system_metadata = {imagebackend.NOTE: "damaged"}
+    made._instance.system_metadata = {imagebackend.METADATA_KEY: "damaged"}
     made.libvirt_info("none")
     assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
 
