@@ -121,5 +121,5 @@ exec 9<"$ROOT/bindep.txt"
 flock 9 # two scripts of one checkout may start together
 install_packages
 require_python
-[[ $part == packages ]] && exit
+[[ $part != packages ]] || exit 0
 install_venv

@@ -28,7 +28,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 if [[ -x $UV ]] ||
     "$VENV/bin/pip" --quiet install --no-compile --constraint "$ROOT/constraints.txt" uv; then
     uv_settings
-    ! "$UV" pip install --python "$venv/bin/python" "$@" || exit 0
+    if "$UV" pip install --python "$venv/bin/python" "$@"; then
+        exit
+    fi
     say "uv failed; pip installs"
 fi
 # Not `python -m pip`: in the checkout it takes acstor.egg-info for what is installed, and leaves the

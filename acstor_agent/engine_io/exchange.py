@@ -43,9 +43,7 @@ Failure = read_request.Failure
 Priority = read_request.Priority
 Origin = counters.Origin
 
-MAX_PREFETCHES = (
-    64  # concurrent prefetched chunks of each priority: 4 MiB, as 1 Gbit/s moves in 34 ms
-)
+MAX_PREFETCHES = 64  # chunks of each priority at a time: 4 MiB, as 1 Gbit/s moves in 34 ms
 TELLS_EVERY_S = 60.0
 
 _Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]

@@ -129,7 +129,7 @@ class Response(msgspec.Struct, frozen=True):
     """Common fields of the service's responses."""
 
     why: str = ""  # error; empty: success
-    is_transient: bool = False  # the error is transient
+    is_transient: bool = False  # a later attempt may succeed
     host: str = ""
     sent_s: decision_messages.Moment = 0.0  # of the request; 0: it was malformed
 

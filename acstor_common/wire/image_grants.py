@@ -72,7 +72,7 @@ class GrantResponse(msgspec.Struct, frozen=True, kw_only=True):
     sent_s: float
     grant: decision_messages.Signed | None = None
     why: Annotated[str, msgspec.Meta(max_length=1024)] = ""  # of a refusal; then there is no grant
-    is_transient: bool = False  # the refusal may be temporary
+    is_transient: bool = False  # a later request may be granted
 
 
 def new_grant(

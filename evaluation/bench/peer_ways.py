@@ -149,7 +149,7 @@ WAYS: dict[str, Way] = {
 }
 DIRECT = ("nbdkit", "QEMU")
 """They read the source on demand and exchange nothing."""
-NOT_HAD = {
+NOT_MEASURED = {
     "Dragonfly": "dfdaemon of dragonfly-client 1.5.10 starts only with a scheduler that answers, "
-    "and the Go module of the scheduler (d7y.io/dragonfly/v2) could not be had"
+    "and the Go module of the scheduler (d7y.io/dragonfly/v2) could not be downloaded"
 }

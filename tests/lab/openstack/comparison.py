@@ -75,6 +75,7 @@ def compare(
     both = sides[0].keys() & sides[1].keys()
     others = sides[0].keys() ^ sides[1].keys()
     if stock["is_cut"] or acstor["is_cut"]:
+        # A class's teardown has a result only if it fails; other tests just had no time.
         others = {name for name in others if "tearDownC" in name}
     found = [_finding(name, sides, known) for name in sorted(both | others)]
     every = sides[0].keys() | sides[1].keys()
