@@ -32,7 +32,13 @@ def main() -> int:
     )
     parser.add_argument("--turns", type=int, help="of each measurement, instead of its own number")
     parser.add_argument("--quick", action="store_true", help="PEERS: few cells, in 20 minutes")
+    parser.add_argument(
+        "--resume", action="store_true", help="PEERS: only what former runs did not measure"
+    )
     options = parser.parse_args()
+    os.environ["ACSTOR_BENCH_RESULTS"] = str(options.results.absolute())
+    if options.resume:
+        os.environ["ACSTOR_BENCH_RESUME"] = "1"
     if options.turns:
         os.environ["ACSTOR_BENCH_TURNS"] = str(options.turns)
     if options.quick:

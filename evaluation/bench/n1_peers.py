@@ -12,7 +12,8 @@ The ways (:mod:`peer_ways`), in turns, each on fresh hosts:
 
 The grid (:mod:`peer_plan`) has links of 100 Mbit/s, 1 Gbit/s and without limit, round trips of 0
 to 200 ms to the web server, and one host or eight.  Cells that do not fit into three hours are
-reported as not measured; ``--quick`` takes a few cells, and 20 minutes.
+reported as not measured; ``--quick`` takes a few cells, and 20 minutes.  ``--resume`` measures what
+former runs with the same ``--results`` lack.
 
 One host boots a guest: login prompt; PostgreSQL accepts connections and nginx answers; a program
 is compiled, linked and run; in one cell the same once more ten minutes later (``--quick``: three)
@@ -41,6 +42,7 @@ from acstor_glance.prepare import prehash
 from evaluation.bench import harness
 from evaluation.bench import p12b_first_boot
 from evaluation.bench import peer_boots
+from evaluation.bench import peer_journal
 from evaluation.bench import peer_plan
 from evaluation.bench import peer_replay
 from evaluation.bench import peer_report
@@ -55,6 +57,8 @@ IS_QUICK = bool(os.environ.get("ACSTOR_BENCH_QUICK"))
 LIMIT_S = float(
     os.environ.get("ACSTOR_BENCH_LIMIT_S", peer_plan.QUICK_S if IS_QUICK else peer_plan.WHOLE_S)
 )
+IS_RESUMED = bool(os.environ.get("ACSTOR_BENCH_RESUME"))
+RESULTS = pathlib.Path(os.environ.get("ACSTOR_BENCH_RESULTS", harness.ROOT / "results"))
 PROGRAMS = ("nbdkit", "qemu-nbd", "qemu-img", "curl")
 PACKAGES = (
     *("postgresql", "nginx-light", "curl", "git", "build-essential"),
@@ -112,9 +116,12 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> peer_ways.Prepared:
 class Session:
     """One run: it works through the plan and keeps the guests that are to run on."""
 
-    def __init__(self, made: peer_ways.Prepared, say: harness.Say) -> None:
-        self._made, self._say = made, say
-        self._kept: list[peer_boots.Booted] = []
+    def __init__(
+        self, made: peer_ways.Prepared, journal: peer_journal.Journal, say: harness.Say
+    ) -> None:
+        self._made, self._journal, self._say = made, journal, say
+        self._kept: list[tuple[peer_plan.Job, peer_boots.Booted]] = []
+        self.done: set[peer_plan.Job] = set()
         self.found = peer_report.Found()
         self.later_s = peer_plan.QUICK_LATER_S if IS_QUICK else peer_plan.LATER_S
 
@@ -122,9 +129,17 @@ class Session:
     def _reads(self) -> list[peer_replay.Read]:
         return peer_replay.record(self._made.raw)
 
+    def resume(self) -> None:
+        """Take over what former runs measured."""
+        for job, measured, commit in self._journal.load():
+            self.done.add(job)
+            self.found.add(job, measured)
+            self._say(f"from a former run, of commit {commit[:8]}: {job}")
+
     def work(self, limit: peer_plan.TimeLimit) -> None:
         """Do all jobs that have time."""
-        jobs = peer_plan.plan(TURNS, is_quick=IS_QUICK)
+        planned = peer_plan.plan(TURNS, is_quick=IS_QUICK)
+        jobs = [job for job in planned if job not in self.done]
         with contextlib.ExitStack() as stack:
             for job in jobs:
                 if job.kind is not peer_plan.Kind.KEEP and self._kept:
@@ -144,31 +159,37 @@ class Session:
             self._say(f"{job}: {failure}")
 
     def _measure(self, job: peer_plan.Job, stack: contextlib.ExitStack) -> object:
-        words, key = (self._made, job.cell, job.way), (job.cell, job.way)
+        words = (self._made, job.cell, job.way)
         if job.kind is peer_plan.Kind.REPLAY:
-            replay = peer_replay.measure(*words, self._reads)
-            self.found.replays.setdefault(key, []).append(replay)
-            return replay
+            return self._keep_result(job, peer_replay.measure(*words, self._reads))
         booted = peer_boots.Booted(*words)
         with contextlib.ExitStack() as own:
             own.enter_context(booted)
-            if job.kind is peer_plan.Kind.KEEP:
-                booted.boot.cpu_s = None
-                self._kept.append(booted)
-                stack.push(own.pop_all())
-        self.found.boots.setdefault(key, []).append(booted.boot)
+            if job.kind is not peer_plan.Kind.KEEP:
+                return self._keep_result(job, booted.boot)
+            booted.boot.cpu_s = None
+            self._kept.append((job, booted))
+            stack.push(own.pop_all())
         return booted.boot
+
+    def _keep_result(
+        self, job: peer_plan.Job, measured: peer_journal.Measured
+    ) -> peer_journal.Measured:
+        self.found.add(job, measured)
+        self._journal.add(job, measured)
+        return measured
 
     def _wait_later(self) -> None:
         """Run the program again in each kept guest when its time has come."""
         waiting, self._kept = self._kept, []
         while waiting:
-            for booted in waiting:
+            for _, booted in waiting:
                 booted.note_cached()
-            if waiting[0].is_due(self.later_s):
-                booted = waiting.pop(0)
+            job, booted = waiting[0]
+            if booted.is_due(self.later_s):
+                waiting.pop(0)
                 booted.run_again()
-                self._say(f"later: {booted.boot}")
+                self._say(f"later: {self._keep_result(job, booted.boot)}")
             else:
                 time.sleep(1.0)
 
@@ -184,7 +205,8 @@ def run(say: harness.Say) -> harness.Result:
         made = prepare(lab_run.folder, say)
         stored_bytes = (made.folder / made.file_name).stat().st_size
         say(f"the image: {stored_bytes / 1e6:.0f} MB compressed")
-        session = Session(made, say)
+        session = Session(made, open_journal(), say)
+        session.resume()
         session.work(limit)
     found = session.found
     tell(found, session.later_s, say)
@@ -197,6 +219,15 @@ def run(say: harness.Say) -> harness.Result:
         {"stored_bytes": stored_bytes, **found.as_details()},
         lambda picture: peer_report.draw(picture, found),
     )
+
+
+def open_journal() -> peer_journal.Journal:
+    """Return the journal of finished jobs, an empty one unless this run is resumed."""
+    name = "PEERS-quick.jsonl" if IS_QUICK else "PEERS.jsonl"
+    journal = peer_journal.Journal(RESULTS / name, harness.machine()["commit"])
+    if not IS_RESUMED:
+        journal.clear()
+    return journal
 
 
 def tell(found: peer_report.Found, later_s: float, say: harness.Say) -> None:

@@ -45,6 +45,13 @@ class Found:
     replays: Replays = dataclasses.field(default_factory=dict)
     failed: list[str] = dataclasses.field(default_factory=list)
 
+    def add(self, job: peer_plan.Job, measured: peer_boots.Boot | peer_replay.Replay) -> None:
+        """Add the measurement of a job."""
+        if isinstance(measured, peer_replay.Replay):
+            self.replays.setdefault((job.cell, job.way), []).append(measured)
+        else:
+            self.boots.setdefault((job.cell, job.way), []).append(measured)
+
     def as_details(self) -> dict[str, Any]:
         """Return all for JSON."""
         return {
