@@ -54,6 +54,11 @@ def record_task(
         grant_queries.record_named(session, task.image_id, sent_s)
 
 
+def withdraw_task(session: orm.Session, request: int) -> None:
+    """Delete a task that could not be sent."""
+    session.execute(sa.delete(_Row).where(_Row.request == request))
+
+
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
     """Return unacknowledged tasks sent since a time; delete the others and damaged ones."""
     left = []

@@ -146,7 +146,11 @@ def test_unused_image_is_readable_only_after_an_operator_pre_seeds_it(granted):
         read = sum(nova_hosts.given(granted.gateway.log(), image_id, 206))
         return read >= nova_hosts.IMAGE_BYTES
 
-    logs = lambda: f"{granted.parts.decision.log()[-1000:]}\n{first.agent.log()[-1000:]}"  # noqa: E731
+    def logs() -> str:
+        return "\n".join(
+            one.log()[-1000:] for one in (granted.parts.decision, granted.parts.agents[0])
+        )
+
     runs.wait_for(is_there, 120, f"image {image_id}", logs)
 
 

@@ -19,6 +19,7 @@ from acstor_common.model import ids
 from acstor_common.model import patterns
 from acstor_common.wire import control_wire
 from acstor_common.wire import decision_messages
+from acstor_decision import rpc
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
 from acstor_decision.api.v1 import images
@@ -244,8 +245,12 @@ def _new_task(
 def _send_task(
     call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
-    call.bus.send_task(task, None if is_for_all else chosen)
-    call.store.record_task(chosen, task, call.wall())
+    call.store.record_task(chosen, task, call.wall())  # first: hosts need grants at once
+    try:
+        call.bus.send_task(task, None if is_for_all else chosen)
+    except rpc.BusUnreachable:
+        call.store.withdraw_task(task.request)
+        raise
     return AcceptedTask(task.image_id, task.request, chosen)
 
 

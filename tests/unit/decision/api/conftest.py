@@ -87,10 +87,12 @@ class Bus:
         self.tasks: list[tuple[decision_messages.ImageTask, list[str] | None]] = []
         self.wanted: list[decision_messages.ImageWanted] = []
         self.failure: Exception | None = None
+        self.on_task: Callable[[], object] = lambda: None
 
     def send_task(self, task: decision_messages.ImageTask, hosts: list[str] | None) -> None:
         if self.failure:
             raise self.failure
+        self.on_task()
         self.tasks.append((task, hosts))
 
     def request_preparation(self, wanted: decision_messages.ImageWanted, request: int) -> None:

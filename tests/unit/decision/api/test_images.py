@@ -317,6 +317,15 @@ def test_tasks_are_recorded_for_each_target_host(client, store, glance, bus):
     assert noted == [("h0000", bus.tasks[0][0]), ("h0001", bus.tasks[1][0])]
 
 
+def test_host_that_receives_a_pre_seed_may_request_a_grant_at_once(client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {})
+    grantable = []
+    bus.on_task = lambda: grantable.append(store.is_grantable(IMAGES[0], time.time()))
+    assert client.post(f"/v1/images/{IMAGES[0]}/pre-seed").status_code == 202
+    assert grantable == [True]
+
+
 def test_pre_seed_count_selects_the_least_busy_cold_hosts(client, store, glance, bus):
     glance.add(IMAGES[0])
     read_by_nobody = decision_messages.HeldImage(size_bytes=SIZE)
