@@ -1,35 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """All exceptions of acstor; edges translate them, e.g. to an errno or an exit status."""
 
+import dataclasses
 from typing import ClassVar
 
 
 class AcstorError(Exception):
-    """Base class of acstor's exceptions."""
+    """Base class of acstor's exceptions; ``text``: the message, with fields of subclasses."""
 
+    text: ClassVar[str] = ""
 
-class _Reasoned(AcstorError):
-    """Something failed (``what``), and ``why``; ``text`` joins both."""
-
-    text: ClassVar[str] = "{what}: {why}"
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what, why)
-        self.what, self.why = what, why
+    def __post_init__(self) -> None:
+        self.args = tuple(vars(self).values())  # for copy and pickle
 
     def __str__(self) -> str:
-        return self.text.format(what=self.what, why=self.why)
+        return self.text.format_map(vars(self)) if self.text else super().__str__()
 
 
+@dataclasses.dataclass(eq=False)
+class _Reasoned(AcstorError):
+    """Something failed (``what``), and ``why``."""
+
+    what: str
+    why: str
+    text = "{what}: {why}"
+
+
+@dataclasses.dataclass(eq=False)
 class FormatError(AcstorError):
     """Stored bytes of ``what`` violate their format at byte ``offset``: rebuild them."""
 
-    def __init__(self, what: str, offset: int, why: str) -> None:
-        super().__init__(what, offset, why)
-        self.what, self.offset, self.why = what, offset, why
-
-    def __str__(self) -> str:
-        return f"{self.what}: byte {self.offset}: {self.why}"
+    what: str
+    offset: int
+    why: str
+    text = "{what}: byte {offset}: {why}"
 
 
 class ChunkMapFormatError(FormatError):
@@ -52,23 +56,24 @@ class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 
 
+@dataclasses.dataclass(eq=False)
 class ForeignArtefact(AcstorError):
     """An image points to an artefact of another image: do not use the artefact."""
 
-    def __init__(self, image_id: str, kind: str, artefact_id: str, why: str) -> None:
-        super().__init__(image_id, kind, artefact_id, why)
-        self.image_id, self.kind, self.artefact_id, self.why = image_id, kind, artefact_id, why
+    image_id: str
+    kind: str
+    artefact_id: str
+    why: str
+    text = "image {image_id}: {kind} {artefact_id} is ignored: {why}"
 
-    def __str__(self) -> str:
-        return f"image {self.image_id}: {self.kind} {self.artefact_id} is ignored: {self.why}"
 
-
+@dataclasses.dataclass(eq=False)
 class ChunkUnavailable(AcstorError):
     """A source or peer (``where``) cannot supply the bytes: try the next one."""
 
-    def __init__(self, what: str, where: str, why: str = "") -> None:
-        super().__init__(what, where, why)
-        self.what, self.where, self.why = what, where, why
+    what: str
+    where: str
+    why: str = ""
 
     def __str__(self) -> str:
         return f"{self.what} is not available from {self.where}" + (
@@ -104,12 +109,13 @@ class SourceOverloaded(SourceUnreachable):
     """Too many requests already wait there, most of them from this caller."""
 
 
+@dataclasses.dataclass(eq=False)
 class DeadlineExceeded(AcstorError):
     """The bytes did not arrive within the reader's deadline."""
 
-    def __init__(self, what: str, deadline_s: float, why: str = "") -> None:
-        super().__init__(what, deadline_s, why)
-        self.what, self.deadline_s, self.why = what, deadline_s, why
+    what: str
+    deadline_s: float
+    why: str = ""
 
     def __str__(self) -> str:
         return f"{self.what} did not arrive within {self.deadline_s:g} s" + (
@@ -117,26 +123,20 @@ class DeadlineExceeded(AcstorError):
         )
 
 
+@dataclasses.dataclass(eq=False)
 class QueueFull(AcstorError):
     """The queue is full, and the caller has the largest share of it."""
 
-    def __init__(self, requester: str) -> None:
-        super().__init__(requester)
-        self.requester = requester
-
-    def __str__(self) -> str:
-        return f"{self.requester} has too many waiting requests"
+    requester: str
+    text = "{requester} has too many waiting requests"
 
 
+@dataclasses.dataclass(eq=False)
 class ReaderKilled(AcstorError):
     """The reading process is being killed: the reply only lets it exit."""
 
-    def __init__(self, reader: str) -> None:
-        super().__init__(reader)
-        self.reader = reader
-
-    def __str__(self) -> str:
-        return f"{self.reader} is being killed"
+    reader: str
+    text = "{reader} is being killed"
 
 
 class ProtocolError(AcstorError):
@@ -147,15 +147,13 @@ class LocalProtocolError(ProtocolError):
     """This host violated the protocol: a bug."""
 
 
+@dataclasses.dataclass(eq=False)
 class IllegalTransition(LocalProtocolError):
     """An event is not allowed in the current state."""
 
-    def __init__(self, state: str, event: str) -> None:
-        super().__init__(state, event)
-        self.state, self.event = state, event
-
-    def __str__(self) -> str:
-        return f"{self.event} cannot happen in state {self.state}"
+    state: str
+    event: str
+    text = "{event} cannot happen in state {state}"
 
 
 class RemoteProtocolError(_Reasoned, ProtocolError):
@@ -180,12 +178,13 @@ class NotEnrolled(AcstorError):
     """The decision service issued no certificate: continue with the old one."""
 
 
+@dataclasses.dataclass(eq=False)
 class CacheFull(AcstorError):
     """The cache cannot store more: serve without caching."""
 
-    def __init__(self, needed_bytes: int, limit_bytes: int, why: str = "") -> None:
-        super().__init__(needed_bytes, limit_bytes, why)
-        self.needed_bytes, self.limit_bytes, self.why = needed_bytes, limit_bytes, why
+    needed_bytes: int
+    limit_bytes: int
+    why: str = ""
 
     def __str__(self) -> str:
         return f"no space for {self.needed_bytes} bytes in a cache of {self.limit_bytes} bytes" + (
@@ -209,12 +208,13 @@ class RingFormatError(FormatError):
     """A v-node table is invalid: keep the last good one."""
 
 
+@dataclasses.dataclass(eq=False)
 class Unusable(AcstorError):
     """The process cannot start or continue with this option, folder or environment (``what``)."""
 
-    def __init__(self, what: str, why: str, remedy: str = "") -> None:
-        super().__init__(what, why, remedy)
-        self.what, self.why, self.remedy = what, why, remedy
+    what: str
+    why: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
@@ -224,15 +224,14 @@ class CheckpointRefused(Unusable):
     """The decision service permanently rejects a checkpoint's registration."""
 
 
+@dataclasses.dataclass(eq=False)
 class NumberInUse(AcstorError):
     """Two objects have the same number: the second one (``what``) is rejected."""
 
-    def __init__(self, what: str, owner: str, number: int) -> None:
-        super().__init__(what, owner, number)
-        self.what, self.owner, self.number = what, owner, number
-
-    def __str__(self) -> str:
-        return f"{self.what} is refused: its number {self.number:#x} is used by {self.owner}"
+    what: str
+    owner: str
+    number: int
+    text = "{what} is refused: its number {number:#x} is used by {owner}"
 
 
 class NotRaw(Unusable):
@@ -265,15 +264,13 @@ class AgentUnreachable(_Reasoned):
     text = "no answer from the agent at {what}: {why}"
 
 
+@dataclasses.dataclass(eq=False)
 class AgentRefused(AcstorError):
     """The agent of this host rejected a request; ``kind``: class name of its error, as here."""
 
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(kind, why)
-        self.kind, self.why = kind, why
-
-    def __str__(self) -> str:
-        return f"the agent refused: {self.why}"
+    kind: str
+    why: str
+    text = "the agent refused: {why}"
 
 
 class GatewayUnreachable(_Reasoned):
@@ -282,15 +279,13 @@ class GatewayUnreachable(_Reasoned):
     text = "no answer from the gateway at {what}: {why}"
 
 
+@dataclasses.dataclass(eq=False)
 class GatewayRefused(AcstorError):
     """The gateway rejected a request, or failed; ``status`` 200: after the headers."""
 
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(status, why)
-        self.status, self.why = status, why
-
-    def __str__(self) -> str:
-        return f"the gateway refused ({self.status}): {self.why}"
+    status: int
+    why: str
+    text = "the gateway refused ({status}): {why}"
 
 
 class DecisionUnreachable(_Reasoned):

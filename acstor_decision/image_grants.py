@@ -54,8 +54,7 @@ class Reason(enum.StrEnum):
 class NotInUse(errors.AcstorError):
     """No server uses the image."""
 
-    def __str__(self) -> str:
-        return "no server uses this image, and no operator requested it on hosts"
+    text = "no server uses this image, and no operator requested it on hosts"
 
 
 class ImageGrants:

@@ -6,6 +6,7 @@ Servers are not cached, because a server's former host must not register checkpo
 """
 
 import copy
+import dataclasses
 import logging
 import threading
 import time
@@ -41,22 +42,18 @@ _HOST = "OS-EXT-SRV-ATTR:host"
 _TASK = "OS-EXT-STS:task_state"
 
 
+@dataclasses.dataclass(eq=False)
 class NovaUnreachable(errors.AcstorError):
     """Nova does not respond, or its response is invalid."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"Nova did not report the host of the server: {self.why}"
+    why: str
+    text = "Nova did not report the host of the server: {why}"
 
 
 class NovaBusy(NovaUnreachable):
     """Too many requests to Nova are in progress; the caller may retry soon."""
 
-    def __str__(self) -> str:
-        return f"no request was sent to Nova, retry later: {self.why}"
+    text = "no request was sent to Nova, retry later: {why}"
 
 
 class Server(NamedTuple):

@@ -4,6 +4,7 @@
 A send waits a few seconds at most: later samples show whether agents missed a table.
 """
 
+import dataclasses
 import logging
 import threading
 import time
@@ -131,15 +132,12 @@ class AgentBus:
         self._transport.cleanup()
 
 
+@dataclasses.dataclass(eq=False)
 class BusUnreachable(errors.AcstorError):
     """The message bus does not accept a message."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-    def __str__(self) -> str:
-        return f"the message bus does not answer: {self.why}"
+    why: str
+    text = "the message bus does not answer: {why}"
 
 
 class TaskSender:

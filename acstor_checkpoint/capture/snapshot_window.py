@@ -7,6 +7,7 @@ with a much longer limit, for one server of the host at a time.
 """
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -23,24 +24,23 @@ _USE: Final = 1 / 8
 ShouldStop = Callable[[], bool]  # returns whether to stop reading a snapshot
 
 
+@dataclasses.dataclass(eq=False)
 class PartialCapture(errors.AcstorError):
     """A part was stored, and the next attempt continues; ``slow_holder`` delayed it ("": none)."""
 
-    def __init__(self, read_bytes: int, unread_bytes: int, slow_holder: str = "") -> None:
-        super().__init__(read_bytes, unread_bytes, slow_holder)
-        self.read_bytes, self.unread_bytes = read_bytes, unread_bytes
-        self.slow_holder = slow_holder
-
-    def __str__(self) -> str:
-        return f"{self.read_bytes} bytes were read; {self.unread_bytes}, and new writes, follow"
+    read_bytes: int
+    unread_bytes: int
+    slow_holder: str = ""
+    text = "{read_bytes} bytes were read; {unread_bytes}, and new writes, follow"
 
 
 class Overwritten(PartialCapture):
     """A part without progress: the guest overwrote too much during the capture."""
 
-    def __str__(self) -> str:
-        why = "the guest overwrites a quarter of scratch_limit_bytes while its disk is read"
-        return f"{super().__str__()}; {why}"
+    text = (
+        f"{PartialCapture.text}; the guest overwrites a quarter of scratch_limit_bytes while its "
+        "disk is read"
+    )
 
 
 def has_stalled(before_bytes: int, unread_bytes: int, read_bytes: int) -> bool:

@@ -7,6 +7,7 @@ the same read of the whole disk (``HolderPool.record_failure`` limits how often)
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -59,15 +60,13 @@ class HolderLimits(NamedTuple):
 LIMITS = HolderLimits()
 
 
+@dataclasses.dataclass(eq=False)
 class HolderFailed(errors.AcstorError):
     """A holder failed: choose another one."""
 
-    def __init__(self, holder: ids.HostId, why: str) -> None:
-        super().__init__(holder, why)
-        self.holder, self.why = holder, why
-
-    def __str__(self) -> str:
-        return f"{self.holder} keeps no checkpoint: {self.why}"
+    holder: ids.HostId
+    why: str
+    text = "{holder} keeps no checkpoint: {why}"
 
 
 class HolderSlow(HolderFailed):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deadlines for calls of libraries that have none."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -12,15 +13,13 @@ from acstor_common.util import supervision
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(eq=False)
 class CallTimeout(errors.AcstorError):
     """A call did not return in time."""
 
-    def __init__(self, what: str, timeout_s: float) -> None:
-        super().__init__(what, timeout_s)
-        self.what, self.timeout_s = what, timeout_s
-
-    def __str__(self) -> str:
-        return f"{self.what} does not answer within {self.timeout_s:g} s"
+    what: str
+    timeout_s: float
+    text = "{what} does not answer within {timeout_s:g} s"
 
 
 class CallDeadline:

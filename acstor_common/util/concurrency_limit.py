@@ -5,6 +5,7 @@ A free slot goes to the waiting caller with the fewest slots, then to the one se
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import sys
@@ -18,15 +19,13 @@ from acstor_common.model import clocks
 _REMEMBERED_S: Final = 60.0  # after this time a caller's last request is forgotten
 
 
+@dataclasses.dataclass(eq=False)
 class LimitReached(errors.AcstorError):
     """All slots are taken."""
 
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what, limit)
-        self.what, self.limit = what, limit
-
-    def __str__(self) -> str:
-        return f"{self.limit} others wait for {self.what}"
+    what: str
+    limit: int
+    text = "{limit} others wait for {what}"
 
 
 class _Call:

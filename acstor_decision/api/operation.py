@@ -31,15 +31,13 @@ AGENT = "rule:acstor:agent"
 RECOVERY = "rule:acstor:recovery"
 
 
+@dataclasses.dataclass(eq=False)
 class RequestRefused(errors.AcstorError):
     """The request cannot be fulfilled, and the client can correct it; ``status`` is 400 to 499."""
 
-    def __init__(self, status: http.HTTPStatus, message: str) -> None:
-        super().__init__(status, message)
-        self.status, self.message = status, message
-
-    def __str__(self) -> str:
-        return self.message
+    status: http.HTTPStatus
+    message: str
+    text = "{message}"
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

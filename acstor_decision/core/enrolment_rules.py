@@ -51,15 +51,14 @@ class Verdict(enum.StrEnum):
     MALFORMED = "malformed"  # the request is malformed
 
 
+@dataclasses.dataclass(eq=False)
 class EnrolmentRefused(errors.AcstorError):
     """A request about a host was refused; ``why`` tells the requester what to do."""
 
-    def __init__(self, host: str, verdict: Verdict | None, why: str) -> None:
-        super().__init__(host, verdict, why)
-        self.host, self.verdict, self.why = host, verdict, why
-
-    def __str__(self) -> str:
-        return f"host {self.host}: {self.why}"
+    host: str
+    verdict: Verdict | None
+    why: str
+    text = "host {host}: {why}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ raise :class:`DatabaseError`.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -55,15 +56,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _P = ParamSpec("_P")
 
 
+@dataclasses.dataclass(eq=False)
 class DatabaseError(errors.AcstorError):
     """The database is unreachable or a statement failed; ``where`` is its URL without password."""
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(where, why)
-        self.where, self.why = where, why
-
-    def __str__(self) -> str:
-        return f"{connection_url.OPTION}: {self.where}: {self.why}"
+    where: str
+    why: str
+    text = f"{connection_url.OPTION}: {{where}}: {{why}}"
 
     def as_unusable(self) -> errors.Unusable:
         """Return the error with which a command ends."""

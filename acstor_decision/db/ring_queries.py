@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements about published v-node tables; :mod:`acstor_decision.db.database` runs them."""
 
+import dataclasses
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -12,15 +13,12 @@ from acstor_decision.db import models
 _Row = models.PublishedRing
 
 
+@dataclasses.dataclass(eq=False)
 class EpochTaken(errors.AcstorError):
     """Another instance published a table of this epoch."""
 
-    def __init__(self, epoch: int) -> None:
-        super().__init__(epoch)
-        self.epoch = epoch
-
-    def __str__(self) -> str:
-        return f"another instance has published epoch {self.epoch}"
+    epoch: int
+    text = "another instance has published epoch {epoch}"
 
 
 class Publication(NamedTuple):

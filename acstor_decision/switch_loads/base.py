@@ -2,6 +2,7 @@
 """Interface of providers of switch loads, and their loader."""
 
 import abc
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
@@ -18,15 +19,13 @@ from acstor_decision.core import threshold
 TIMEOUT_S = 2.0
 
 
+@dataclasses.dataclass(eq=False)
 class LoadsUnknown(errors.AcstorError):
     """The loads of the switches are unknown now."""
 
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(where, why)
-        self.where, self.why = where, why
-
-    def __str__(self) -> str:
-        return f"{self.where} does not report the loads of the switches: {self.why}"
+    where: str
+    why: str
+    text = "{where} does not report the loads of the switches: {why}"
 
 
 class HostLoad(NamedTuple):

@@ -2,6 +2,7 @@
 """Base of range readers, and their errors, which contain no location (passwords)."""
 
 import abc
+import dataclasses
 import http
 import re
 from typing import Any
@@ -14,18 +15,15 @@ _CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,19})-(\d{1,19})/(\d{1,19})", re.A
 _MD5 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
+@dataclasses.dataclass(eq=False)
 class StoreFault(errors.AcstorError):
     """A failed read of a store, with the HTTP status for the client."""
 
     status = http.HTTPStatus.CONFLICT
     fault = "not_read"
-
-    def __init__(self, store: str, why: str) -> None:
-        super().__init__(store, why)
-        self.store, self.why = store, why
-
-    def __str__(self) -> str:
-        return f"store {self.store}: {self.why}"
+    store: str
+    why: str
+    text = "store {store}: {why}"
 
 
 class RangesUnsupported(StoreFault):
