@@ -3,6 +3,7 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from typing import Final
 
@@ -50,20 +51,18 @@ def _enrolled(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             "install acstor-agent on a host, with [enrolment] and transport_url; its log says why "
             "it does not enrol",
         )
-    if unseen := [
-        f"{host.name}: its certificate is {host.no_sample_s / 60:.0f} min old"
-        for host in seen.hosts
-        if host.no_sample_s is not None and host.no_sample_s > NO_SAMPLE_S
-    ]:
-        yield finding.make_finding(
-            "host-no-samples",
-            finding.Severity.WARNING,
-            "hosts enrolled but never sent a sample",
-            unseen,
-            "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
-            "status there names the broker and the user under Faults, and the log of "
-            "acstor-decision names the samples that it refuses",
-        )
+    yield from _warning(
+        "host-no-samples",
+        "hosts enrolled but never sent a sample",
+        [
+            f"{host.name}: its certificate is {host.no_sample_s / 60:.0f} min old"
+            for host in seen.hosts
+            if host.no_sample_s is not None and host.no_sample_s > NO_SAMPLE_S
+        ],
+        "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
+        "status there names the broker and the user under Faults, and the log of "
+        "acstor-decision names the samples that it refuses",
+    )
 
 
 def _silent(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
@@ -93,14 +92,12 @@ def _silent(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
 
 
 def _waiting(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
-    if waiting := [host.name for host in seen.hosts if host.is_waiting]:
-        yield finding.make_finding(
-            "host-waiting",
-            finding.Severity.WARNING,
-            "hosts wait for approval to enrol",
-            waiting,
-            "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
-        )
+    yield from _warning(
+        "host-waiting",
+        "hosts wait for approval to enrol",
+        [host.name for host in seen.hosts if host.is_waiting],
+        "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
+    )
 
 
 def _certificates(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
@@ -209,20 +206,17 @@ def _fallbacks(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
 
 
 def _parts(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
-    broken = [
-        f"{host.name}: {what}: {trouble.why}"
-        for host, health in _reported(seen)
-        for what, trouble in sorted(health.faults.items())
-        if seen.now_s - trouble.since_s > TROUBLE_S
-    ]
-    if broken:
-        yield finding.make_finding(
-            "agent-fault",
-            finding.Severity.WARNING,
-            "components of agents fail; guests read without them",
-            broken,
-            "acstor-agent-ctl status there lists them under Faults, since when",
-        )
+    yield from _warning(
+        "agent-fault",
+        "components of agents fail; guests read without them",
+        [
+            f"{host.name}: {what}: {trouble.why}"
+            for host, health in _reported(seen)
+            for what, trouble in sorted(health.faults.items())
+            if seen.now_s - trouble.since_s > TROUBLE_S
+        ],
+        "acstor-agent-ctl status there lists them under Faults, since when",
+    )
     versions = {health.version for _, health in _reported(seen) if health.version}
     if len(versions) > 1:
         yield finding.make_finding(
@@ -246,53 +240,45 @@ def _images(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
         )
         return
     late = [image for image in seen.images if image.state is cloud_state.ImageState.NOT_BEGUN]
-    if late:
-        yield finding.make_finding(
-            "image-not-prepared",
-            finding.Severity.WARNING,
-            "images are not prepared, so Nova downloads them itself",
-            [f"{image.image_id} ({image.name})" for image in late],
-            "check that acstor-glance-listener runs and receives Glance's notifications; its log "
-            "and acstor-glance-manage check show what it sees",
-        )
+    yield from _warning(
+        "image-not-prepared",
+        "images are not prepared, so Nova downloads them itself",
+        [f"{image.image_id} ({image.name})" for image in late],
+        "check that acstor-glance-listener runs and receives Glance's notifications; its log "
+        "and acstor-glance-manage check show what it sees",
+    )
     failed = [image for image in seen.images if image.state is cloud_state.ImageState.FAILED]
-    if failed:
-        yield finding.make_finding(
-            "image-failed",
-            finding.Severity.WARNING,
-            "the preparation of images failed, so Nova downloads them itself",
-            [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
-            "the listener retries; to retry now: openstack acstor image prepare --force <image>",
-        )
+    yield from _warning(
+        "image-failed",
+        "the preparation of images failed, so Nova downloads them itself",
+        [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
+        "the listener retries; to retry now: openstack acstor image prepare --force <image>",
+    )
 
 
 def _listeners(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
-    if silent := [
-        f"{listener.name}: for {listener.reported_ago_s / 60:.0f} min"
-        for listener in sorted(seen.listeners, key=lambda listener: -listener.reported_ago_s)
-        if listener.reported_ago_s > LISTENER_S
-    ]:
-        yield finding.make_finding(
-            "listener-silent",
-            finding.Severity.WARNING,
-            "Glance listeners are silent",
-            silent,
-            "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
-            "a listener, new images are not prepared and images in use can be deleted. The service "
-            "forgets a removed listener when others have reported for a day",
-        )
+    yield from _warning(
+        "listener-silent",
+        "Glance listeners are silent",
+        [
+            f"{listener.name}: for {listener.reported_ago_s / 60:.0f} min"
+            for listener in sorted(seen.listeners, key=lambda listener: -listener.reported_ago_s)
+            if listener.reported_ago_s > LISTENER_S
+        ],
+        "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
+        "a listener, new images are not prepared and images in use can be deleted. The service "
+        "forgets a removed listener when others have reported for a day",
+    )
 
 
 def _fills(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
-    if seen.unfinished:
-        yield finding.make_finding(
-            "image-not-cached",
-            finding.Severity.WARNING,
-            "images in use do not become fully cached",
-            [f"{image.host}: {image.image_id}: {image.why}" for image in seen.unfinished],
-            "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
-            "or openstack acstor image hydrate <image>",
-        )
+    yield from _warning(
+        "image-not-cached",
+        "images in use do not become fully cached",
+        [f"{image.host}: {image.image_id}: {image.why}" for image in seen.unfinished],
+        "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
+        "or openstack acstor image hydrate <image>",
+    )
 
 
 def _checkpoints(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
@@ -301,21 +287,18 @@ def _checkpoints(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
         for checkpoint in seen.checkpoints
         if checkpoint.interval_s
     ]
-    late = [
-        (age_s, checkpoint)
-        for age_s, checkpoint in ages
-        if age_s > 2 * checkpoint.interval_s + TROUBLE_S
-    ]
-    if late:
-        late.sort(key=lambda pair: -pair[0] / pair[1].interval_s)
-        yield finding.make_finding(
-            "checkpoint-late",
-            finding.Severity.WARNING,
-            "checkpoints are older than their interval",
-            [f"{checkpoint.instance_id}: {age_s / 60:.0f} min" for age_s, checkpoint in late],
-            "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
-            "there says why",
-        )
+    ages.sort(key=lambda pair: -pair[0] / pair[1].interval_s)
+    yield from _warning(
+        "checkpoint-late",
+        "checkpoints are older than their interval",
+        [
+            f"{checkpoint.instance_id}: {age_s / 60:.0f} min"
+            for age_s, checkpoint in ages
+            if age_s > 2 * checkpoint.interval_s + TROUBLE_S
+        ],
+        "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
+        "there says why",
+    )
 
 
 def _checkpoint_failures(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
@@ -354,6 +337,13 @@ CHECKS: Final[tuple[Callable[[cloud_state.CloudState], Iterator[finding.Finding]
     _checkpoints,
     _checkpoint_failures,
 )
+
+
+def _warning(
+    code: str, message: str, subjects: Collection[str], remedy: str
+) -> Iterator[finding.Finding]:
+    if subjects:
+        yield finding.make_finding(code, finding.Severity.WARNING, message, subjects, remedy)
 
 
 def _reported(
