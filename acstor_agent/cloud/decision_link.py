@@ -26,6 +26,7 @@ from acstor_common.identity import signing
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
 from acstor_common.model import minhash
+from acstor_common.util import log_once
 from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class DecisionLink:
         self._peers: collections.defaultdict[ids.HostId, _Peer] = collections.defaultdict(_Peer)
         self._sketch: tuple[int, ...] = ()
         self._sketched_s = -SKETCH_INTERVAL_S
-        self._can_read_meter = True
+        self._meter_fault = log_once.LogOnce(LOG)
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
         """Count bytes of a chunk from a peer; ``took_s`` if a guest waited."""
@@ -163,11 +164,9 @@ class DecisionLink:
         try:
             look = await trio.to_thread.run_sync(self._meter.read_counters)
         except errors.Unusable as e:
-            if self._can_read_meter:
-                LOG.warning("%s; the decision service gets no samples of this host", e)
-            self._can_read_meter = False
+            self._meter_fault.log_warning(f"{e}; the decision service gets no samples of this host")
             return None
-        self._can_read_meter = True
+        self._meter_fault.log_warning("")
         return look
 
     async def _make_sketch(self) -> None:

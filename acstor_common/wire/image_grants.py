@@ -39,30 +39,27 @@ _PROOF = re.compile(r"([0-9]{1,12}) ([A-Za-z0-9+/]{86}==)")
 _HOST = Annotated[str, msgspec.Meta(max_length=255)]
 
 
-class GrantRequest(msgspec.Struct, frozen=True):
-    """A host's request for a grant, which it signs."""
-
+class _HostAndImage(msgspec.Struct, frozen=True):
     host: _HOST
     image_id: str
-    sent_s: decision_messages.Moment
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
         ids.parse_image_id(self.image_id)
 
 
-class ImageGrant(msgspec.Struct, frozen=True, kw_only=True):
+class GrantRequest(_HostAndImage, frozen=True):
+    """A host's request for a grant, which it signs."""
+
+    sent_s: decision_messages.Moment
+
+
+class ImageGrant(_HostAndImage, frozen=True, kw_only=True):
     """The permission to read an image and its artefacts, for one host."""
 
-    image_id: str
-    host: _HOST
     host_key: Annotated[str, msgspec.Meta(max_length=512)]  # PEM, of the host's certificate
     issued_s: decision_messages.Moment
     expires_s: decision_messages.Moment
-
-    def __post_init__(self) -> None:
-        ids.parse_host_id(self.host)
-        ids.parse_image_id(self.image_id)
 
 
 class GrantResponse(msgspec.Struct, frozen=True, kw_only=True):
