@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 from typing import NamedTuple
 from typing import Self
@@ -119,12 +118,7 @@ class VaultClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

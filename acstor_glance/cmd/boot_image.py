@@ -106,21 +106,18 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
         default=boot_builder.DEFAULT_MARKER,
         help="pattern on the serial console that ends the boot (default: %(default)s)",
     )
-    parser.add_argument(
-        "--longest",
-        metavar="SECONDS",
-        type=argument_types.number_between(1, DAY_S),
-        default=DEFAULTS.longest_s,
-        help="time after which the boot is stopped (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--idle",
-        metavar="SECONDS",
-        type=argument_types.number_between(1, DAY_S),
-        default=DEFAULTS.idle_s,
-        help="time without reads of new data after which the boot counts as complete (default: "
-        "%(default)g)",
-    )
+    end = "time without reads of new data after which the boot counts as complete"
+    for option, default_s, text in (
+        ("--longest", DEFAULTS.longest_s, "time after which the boot is stopped"),
+        ("--idle", DEFAULTS.idle_s, end),
+    ):
+        parser.add_argument(
+            option,
+            metavar="SECONDS",
+            type=argument_types.number_between(1, DAY_S),
+            default=default_s,
+            help=f"{text} (default: %(default)g)",
+        )
 
 
 def _add_guest(parser: argparse.ArgumentParser) -> None:
