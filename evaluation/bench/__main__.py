@@ -8,7 +8,6 @@ Exit status: 0 all ran, with or without missed targets; 1 one could not run; 2 w
 import argparse
 import functools
 import os
-import pathlib
 import sys
 
 import prettytable
@@ -23,13 +22,7 @@ def main() -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="tools/bench.sh", description=__doc__)
     parser.add_argument("ids", metavar="ID", nargs="*", help="a benchmark, such as P9, or all")
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=pathlib.Path,
-        default=harness.ROOT / "results",
-        help="folder for ID.json and ID.png (default: results in the checkout)",
-    )
+    harness.add_results_argument(parser, "ID")
     parser.add_argument("--turns", type=int, help="of each measurement, instead of its own number")
     parser.add_argument("--quick", action="store_true", help="PEERS: few cells, in 20 minutes")
     parser.add_argument(

@@ -15,6 +15,7 @@ One run may have several ids.  A target may have several parts (``"<= 2, >= 0.6"
 value is a tuple of as many.
 """
 
+import argparse
 import dataclasses
 import datetime
 import functools
@@ -175,6 +176,17 @@ def load_all() -> dict[str, Benchmark]:
     for path in sorted(pathlib.Path(__file__).parent.glob(MODULES)):
         importlib.import_module(f"evaluation.bench.{path.stem}")
     return dict(sorted(_REGISTRY.items(), key=lambda item: _natural(item[0])))
+
+
+def add_results_argument(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the option of the folder for the results and the picture of this name."""
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=pathlib.Path,
+        default=ROOT / "results",
+        help=f"folder for {name}.json and {name}.png (default: results in the checkout)",
+    )
 
 
 def run_benchmarks(

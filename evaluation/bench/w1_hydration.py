@@ -17,6 +17,7 @@ import os
 import random
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from matplotlib import figure
@@ -95,20 +96,33 @@ def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> tuple[int, f
         wait_filling(agent, image_id)
         lacked_bytes: int = fill_status(agent, image_id)["remaining_bytes"]
         say(f"missing: {lacked_bytes / 1e6:.0f} MB")
-        began_s = told_s = time.monotonic()
-        while (shown := fill_status(agent, image_id))["state"] != "fully_cached":
-            now_s = time.monotonic()
-            if now_s - told_s >= 15:
-                say(f"{shown['state']}: {100 * (shown['cached_share'] or 0):.0f} %")
-                told_s = now_s
-            if now_s - began_s > DEADLINE_S:
-                raise harness.CannotRun(
-                    f"the image is not fully cached after {DEADLINE_S:g} s: {shown}"
-                )
-            time.sleep(0.1)
-        return lacked_bytes, time.monotonic() - began_s
+        began_s = time.monotonic()
+        *_, (ended_s, _) = follow_fill(agent, image_id, say)
+        return lacked_bytes, ended_s - began_s
     finally:
         os.close(fd)
+
+
+def follow_fill(
+    agent: agents.Agent, image_id: str, say: harness.Say
+) -> Iterator[tuple[float, float]]:
+    """Yield the time and the cached share of an image every 0.1 s, until it is fully cached."""
+    began_s = told_s = time.monotonic()
+    while True:
+        shown, now_s = fill_status(agent, image_id), time.monotonic()
+        if shown.get("state") == "fully_cached":
+            yield now_s, 1.0
+            return
+        share = shown.get("cached_share") or 0.0
+        yield now_s, share
+        if now_s - told_s >= 15:
+            say(f"{shown.get('state')}: {share:.0%}")
+            told_s = now_s
+        if now_s - began_s > DEADLINE_S:
+            raise harness.CannotRun(
+                f"the image is not fully cached after {DEADLINE_S:g} s: {shown}"
+            )
+        time.sleep(0.1)
 
 
 def wait_filling(agent: agents.Agent, image_id: str) -> None:

@@ -20,7 +20,6 @@ from tests.lab import local
 HOSTS = 4
 LINK_MBIT = 100
 IMAGE_BYTES = 1024 * geometry.MIB
-DEADLINE_S = 600.0
 OPTIONS = w1_hydration.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
 
 
@@ -55,23 +54,13 @@ def run(say: harness.Say) -> harness.Result:
 def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float, float]]:
     """Pin the image at the first host; return its share in the cloud over time."""
     agent, image_id = cloud.agents[0], cloud.images.ids[0]
-    began_s = told_s = time.monotonic()
+    began_s = time.monotonic()
     agent.ctl("attach", image_id)
     seen = [(0.0, 0.0)]
-    while True:
-        shown, now_s = w1_hydration.fill_status(agent, image_id), time.monotonic()
-        if shown.get("state") == "fully_cached":
-            return [*seen, (now_s - began_s, 1.0)]
-        if now_s - began_s - seen[-1][0] >= 1:
-            seen.append((now_s - began_s, shown.get("cached_share") or 0.0))
-        if now_s - told_s >= 5:
-            say(f"{shown.get('state')}: {seen[-1][1]:.0%}")
-            told_s = now_s
-        if now_s - began_s > DEADLINE_S:
-            raise harness.CannotRun(
-                f"the image is not fully cached after {DEADLINE_S:g} s: {shown}"
-            )
-        time.sleep(0.1)
+    for now_s, share in w1_hydration.follow_fill(agent, image_id, say):
+        if now_s - began_s - seen[-1][0] >= 1 or share == 1:
+            seen.append((now_s - began_s, share))
+    return seen
 
 
 def draw(picture: figure.Figure, seen: list[tuple[float, float]], limit_s: float) -> None:

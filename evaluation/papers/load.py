@@ -4,7 +4,6 @@
 import os
 import pathlib
 import time
-from types import TracebackType
 
 from evaluation.bench import harness
 
@@ -28,12 +27,7 @@ class Watch:
         self._own_s = harness.cpu_seconds(os.getpid())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         took_s = max(1e-3, time.monotonic() - self._began_s)
         busy, steal = (
             (now - before) / os.sysconf("SC_CLK_TCK")

@@ -61,25 +61,13 @@ class Boot:
     folder: pathlib.Path
     image: pathlib.Path
 
-    @property
-    def shared_file(self) -> pathlib.Path:
-        """The requests of a guest that shares its image, for :mod:`s2_replay`."""
-        return self.folder / "shared.json"
+    def ops_file(self, *, is_copied: bool) -> pathlib.Path:
+        """Return the requests of a guest that shares the image, or has a copy of it."""
+        return self.folder / ("copied.json" if is_copied else "shared.json")
 
-    @property
-    def shared(self) -> list[Op]:
-        """The requests of a guest that shares its image, for both of its files."""
-        return _ops(self.shared_file)
-
-    @property
-    def copied_file(self) -> pathlib.Path:
-        """The requests of a guest whose disk is a copy of the image."""
-        return self.folder / "copied.json"
-
-    @property
-    def copied(self) -> list[Op]:
-        """The requests of a guest with a copy of the image: READ and WRITE."""
-        return _ops(self.copied_file)
+    def ops(self, *, is_copied: bool = False) -> list[Op]:
+        """Return the requests in the file; of a guest that shares the image for both its files."""
+        return _ops(self.ops_file(is_copied=is_copied))
 
     @property
     def facts(self) -> dict[str, float]:

@@ -293,7 +293,7 @@ def think(boot: s2_boot.Boot, scene: Scene) -> float:
     """Return the factor of recorded think times."""
     if scene.think is not None:
         return scene.think
-    return PAPER_THINK_S / sum(op[0] for op in boot.shared)
+    return PAPER_THINK_S / sum(op[0] for op in boot.ops())
 
 
 def _replay(
@@ -305,7 +305,7 @@ def _replay(
         plan.write_text(
             json.dumps(
                 {
-                    "ops": str(boot.copied_file if scene.is_copied else boot.shared_file),
+                    "ops": str(boot.ops_file(is_copied=scene.is_copied)),
                     "think": think(boot, scene),
                     "in_turn": scene.policy == ONE_THEN_OTHERS,
                     "memory": str(group) if group else None,
@@ -330,7 +330,7 @@ def _replay(
 def _prefetched(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[dict[str, Any]]:
     if scene.policy != PREFETCHING:
         return []
-    wanted = spans(boot.shared)
+    wanted = spans(boot.ops())
     return [
         {"image": str(place.image(boot, number)), "spans": wanted} for number in range(scene.images)
     ]

@@ -49,7 +49,7 @@ def _recorded(say: harness.Say) -> experiment.Outcome:
     """Return one guest's requests, as recorded from QEMU."""
     boot = s2_boot.ensure(say)
     found: experiment.Outcome = {}
-    for name, ops in (("shared", boot.shared), ("copied", boot.copied)):
+    for name, ops in (("shared", boot.ops()), ("copied", boot.ops(is_copied=True))):
         reads = [op for op in ops if op[1] == s2_boot.READ]
         writes = [op for op in ops if op[1] == s2_boot.WRITE]
         found[name] = {
@@ -58,7 +58,7 @@ def _recorded(say: harness.Say) -> experiment.Outcome:
             "writes": len(writes),
             "written_mb": round(sum(op[3] for op in writes) / MB, 2),
         }
-    found["over_time"] = over_time(boot.shared)
+    found["over_time"] = over_time(boot.ops())
     found["image_mb"] = round(boot.image.stat().st_size / MB)
     found["facts"] = boot.facts
     return found
@@ -230,9 +230,9 @@ def _load_s(boot: s2_boot.Boot, agent: agents.Agent, count: int) -> float:
 
 def _read_s(boot: s2_boot.Boot, place: s2_scene.Place, count: int, order: str) -> float:
     """Read into the page cache, like the paper's script."""
-    pages = s2_scene.spans(boot.shared)
+    pages = s2_scene.spans(boot.ops())
     if order == TIME_ORDER:
-        pages = [(op[2], op[3]) for op in boot.shared if op[1] == s2_boot.READ]
+        pages = [(op[2], op[3]) for op in boot.ops() if op[1] == s2_boot.READ]
     readers = [
         threading.Thread(target=s2_replay.prefetch, args=(str(place.image(boot, number)), pages))
         for number in range(count)

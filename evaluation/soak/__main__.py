@@ -10,7 +10,6 @@ Exit status: 0 nothing failed and nothing grew, 1 something did.
 
 import argparse
 import contextlib
-import pathlib
 import random
 import subprocess
 import sys
@@ -45,13 +44,7 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=1, help="seed of the choice of actions (default: 1)"
     )
-    parser.add_argument(
-        "--results",
-        metavar="DIR",
-        type=pathlib.Path,
-        default=harness.ROOT / "results",
-        help="folder for soak.json and soak.png (default: results in the checkout)",
-    )
+    harness.add_results_argument(parser, "soak")
     options = parser.parse_args()
     if not installed.is_ready():
         parser.error(f"the services of OpenStack are not installed: {installed.REMEDY}")
