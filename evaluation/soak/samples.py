@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from evaluation.soak import trend
+from tests.lab import background
 from tests.lab import runs
 
 MIB_KIB = 1024
@@ -48,7 +49,7 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
-class Sampler:
+class Sampler(background.Background):
     """Context manager: a thread that samples until the block ends.
 
     :param began_s: start of the soak, by the monotonic clock
@@ -59,19 +60,10 @@ class Sampler:
         self._series: dict[tuple[str, str], list[trend.Point]] = collections.defaultdict(list)
         self._starts: dict[str, list[int]] = collections.defaultdict(list)
         self._lock = threading.Lock()
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._sample_until_over, name="sampler")
-
-    def __enter__(self) -> "Sampler":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
+        super().__init__([self._sample_until_over])
 
     def _sample_until_over(self) -> None:
-        while not self._is_over.wait(self._interval_s):
+        while not self.is_over.wait(self._interval_s):
             for name, pid in self._pids().items():
                 with contextlib.suppress(OSError):
                     self.add(self._series_name(name, pid), usage_of(pid))

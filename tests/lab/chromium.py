@@ -20,6 +20,7 @@ from typing import Any
 from typing import Self
 
 from acstor_common import errors
+from tests.lab import runs
 
 PROGRAM = "chromium"
 DEADLINE_S = 60.0
@@ -72,11 +73,8 @@ class Browser:
             )
         for fd in fds:
             os.close(fd)
-        try:
+        with runs.on_failure(self.__exit__):
             self._attach()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -75,13 +75,10 @@ class ContainerHost:
         engine.write_text(_ENGINE)
         argv = ["bash", debian_root.FRESH, "--in", self._root, "bash", "-euc", _ROOM]
         self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
-        try:
+        with runs.on_failure(self.__exit__):
             runs.wait_for(self._is_there, START_S, "a host of containers", lambda: "")
             self.run("podman rm --all --force --time 1 && rm -rf /var/lib/acstor /etc/acstor")
             self._import_base()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,21 +7,21 @@ load and moves v-nodes; no other component is configured.
 """
 
 import dataclasses
+import functools
 import mmap
 import os
 import pathlib
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
-from typing import Self
 
 from acstor_common import errors
 from acstor_common.model import geometry
 from tests.lab import agents
+from tests.lab import background
 from tests.lab import network
 from tests.lab import traffic
 from tests.lab import watch
@@ -80,27 +80,16 @@ class RemapResult:
     loads: list[watch.Load]
 
 
-class Programs:
+class Programs(background.Background):
     """Context manager: a reader on each host, at a steady pace."""
 
     def __init__(self, running: Sequence[agents.Agent], image_id: str) -> None:
         self.reads: list[Read] = []
         self._failures: list[str] = []
-        self._ends = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(agent.host.name, agent.image_path(image_id)))
+        super().__init__(
+            functools.partial(self._run, agent.host.name, agent.image_path(image_id))
             for agent in running
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
+        )
 
     def check(self) -> None:
         """Check for failures.
@@ -128,7 +117,7 @@ class Programs:
                 now_s = time.monotonic()
                 self.reads.append(Read(host, time.time(), now_s - began_s))
                 due_s = max(due_s + 1 / READS_PER_S, now_s)
-                if self._ends.wait(due_s - now_s):
+                if self.is_over.wait(due_s - now_s):
                     return
 
 

@@ -184,11 +184,8 @@ class Network:
         """
         check_machine()
         self.run.__enter__()
-        try:
+        with runs.on_failure(self.__exit__):
             self._make()
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -76,11 +76,8 @@ class Nginx:
                 self._process = subprocess.Popen(argv, start_new_session=True, **files)
             else:
                 self._process = self._host.popen(argv, **files)
-        try:
+        with runs.on_failure(self.stop):
             runs.wait_for(self._is_up, DEADLINE_S, "nginx", self._words)
-        except BaseException:
-            self.stop()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

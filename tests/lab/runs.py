@@ -295,6 +295,16 @@ def pause(began: float, waited_s: float = 0.0) -> None:
 
 
 @contextlib.contextmanager
+def on_failure(undo: Callable[[], object]) -> Iterator[None]:
+    """Call ``undo`` if the block does not end normally."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
+
+
+@contextlib.contextmanager
 def prioritized() -> Iterator[None]:
     """Start processes of the block with priority over the tests that run beside this one."""
     before = os.getpriority(os.PRIO_PROCESS, 0)

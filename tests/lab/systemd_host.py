@@ -81,11 +81,8 @@ class SystemdHost:
             self._process = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
-        try:
+        with runs.on_failure(self.__exit__):
             runs.wait_for(self._is_booted, BOOT_S, "a container with systemd", self.log)
-        except BaseException:
-            self.__exit__()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,11 +7,10 @@ those of the last collection only, so a watch polls more often than that.
 
 import collections
 import json
-import threading
 from typing import NamedTuple
-from typing import Self
 
 from acstor_common.ring import hash_ring
+from tests.lab import background
 from tests.lab import decision
 
 CHECK_INTERVAL_S = 0.25
@@ -42,26 +41,17 @@ class Table(NamedTuple):
     vnodes: dict[str, int]
 
 
-class Watch:
+class Watch(background.Background):
     """Context manager: polls a service's database during the block."""
 
     def __init__(self, service: decision.Service) -> None:
         self._service = service
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        super().__init__([self._look])
         self._seen: dict[str, float] = {}
         self._given: collections.Counter[tuple[str, str]] = collections.Counter()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
     def _look(self) -> None:
-        while not self._ends.wait(CHECK_INTERVAL_S):
+        while not self.is_over.wait(CHECK_INTERVAL_S):
             found = self._service.query("SELECT host, seen_s, peers FROM hosts")
             for host, seen_s, peers in found:
                 if self._seen.get(host) != seen_s:

@@ -9,7 +9,6 @@ connects to no internal address that the operator does not allow.
 import contextlib
 import ipaddress
 import socket
-import threading
 import time
 import types
 
@@ -20,6 +19,7 @@ from acstor_glance.gateway.readers import address_filter
 from acstor_glance.gateway.readers import base
 from acstor_glance.gateway.readers import http_store
 from tests.fakes import http_server
+from tests.fakes import server_threads
 
 TIMEOUT_S = 0.5
 SLACK_S = 2.0
@@ -105,23 +105,16 @@ def test_each_read_of_a_kept_connection_has_its_own_deadline(server, reader):
 def dripping(beginning=b"", again=b"x"):
     """Run a server that sends a beginning and then trickles bytes endlessly."""
     listener = socket.create_server(("127.0.0.1", 0))
-    is_over = threading.Event()
 
-    def serve():
+    def serve(is_over):
         link, _ = listener.accept()
         with link, contextlib.suppress(OSError):
             link.sendall(beginning)
             while not is_over.wait(0.05 if len(again) == 1 else 0.001):
                 link.sendall(again)
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with listener, server_threads.beside(serve):
         yield listener.getsockname()[1]
-    finally:
-        is_over.set()
-        thread.join()
-        listener.close()
 
 
 def test_endless_head_times_out():

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import Self
 
 import pytest
 
@@ -28,6 +27,7 @@ from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
 from tests.fakes import file_systems
+from tests.lab import background
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import vaults
@@ -94,30 +94,19 @@ def test_hosts_that_hold_all_connections_block_no_other_host(
     assert "Traceback" not in h2.log()
 
 
-class Asking:
+class Asking(background.Background):
     """Continuously requests unknown names from a vault, or a scan of a disk."""
 
     def __init__(self, host: vaults.Vault, vault: vaults.Vault, ask: Ask) -> None:
         self.names = 0
         self._host, self._vault, self._ask = host, vault, ask
-        self._ended = threading.Event()
         self._asked = sorted(os.urandom(32) for _ in range(object_names.MAX_NAMES))
-        self._threads = [threading.Thread(target=self._run) for _ in range(8)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
+        super().__init__([self._run] * 8)
 
     def _run(self) -> None:
         disk = object_names.VaultDisk(self._host.name, DISK)
         with contextlib.suppress(errors.AcstorError), self._host.client(self._vault) as client:
-            while not self._ended.is_set():
+            while not self.is_over.is_set():
                 self._ask(client, disk, self._asked)
                 self.names += len(self._asked)
 
