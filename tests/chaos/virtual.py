@@ -239,14 +239,20 @@ class World:
         async with trio.open_nursery() as nursery:
             while trio.current_time() < end_s:
                 await trio.sleep(self.rng.expovariate(self._faults_a_second))
-                fault = self.rng.choice(self._faults)
-                self.done[fault.__name__] += 1
-                undo = fault(self)
-                self._must_be_due_in_time()
+                undo = self.cause_fault()
                 if undo is not None:
-                    self._undo.append(undo)
                     nursery.start_soon(self._undo_fault_later, undo, self.rng.random() * 8)
             nursery.cancel_scope.cancel()
+
+    def cause_fault(self) -> Callable[[], object] | None:
+        """Cause a fault; return the function that undoes it, if one is needed."""
+        fault = self.rng.choice(self._faults)
+        self.done[fault.__name__] += 1
+        undo = fault(self)
+        self._must_be_due_in_time()
+        if undo is not None:
+            self._undo.append(undo)
+        return undo
 
     async def _undo_fault_later(self, undo: Callable[[], object], after_s: float) -> None:
         await trio.sleep(after_s)

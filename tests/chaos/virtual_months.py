@@ -283,12 +283,7 @@ class Months(virtual.World):
         end_s = trio.current_time() + STORM_S
         while trio.current_time() < end_s:
             await trio.sleep(self.rng.expovariate(0.4))
-            fault = self.rng.choice(self._faults)
-            self.done[fault.__name__] += 1
-            undo = fault(self)
-            self._must_be_due_in_time()
-            if undo is not None:
-                self._undo.append(undo)
+            self.cause_fault()
 
     def mend_short(self) -> None:
         """Undo the faults of a storm; most hosts get the table in force."""

@@ -6,6 +6,7 @@ The client's own code interprets the records and orders the publication of artef
 
 import contextlib
 import hashlib
+import random
 import uuid
 from collections.abc import Iterator
 from typing import IO
@@ -16,6 +17,11 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import glance_client
 from tests.fakes import glance_records
+
+
+def chunk_data(chunk_bytes: int, *numbers: int) -> bytes:
+    """Return an image of random chunks; equal numbers have equal chunks."""
+    return b"".join(random.Random(number).randbytes(chunk_bytes) for number in numbers)
 
 
 class MemoryImages(glance_client.GlanceClient):

@@ -65,7 +65,7 @@ def test_traces_of_boot_and_snapshot_contain_spans_of_acstor(cluster, spans):
     try:
         assert server.lies_on_mirror()
         [link] = spans.wait_for(trace_id, "acstor_mirror_link")
-        assert link.function["kwargs"] == f"image={image_id}"
+        assert link.attributes["kwargs"] == f"image={image_id}"
         calls = spans.wait_for(trace_id, "acstor_agent_call")
         assert link in spans.parents(calls[0])
         around = [one.service for one in spans.parents(link)]
@@ -104,7 +104,7 @@ def test_gateway_traces_only_reads_with_a_valid_hmac(cluster, spans, gateway):
         [lookup] = spans.wait_for(made.get_base_id(), "acstor_permission_lookup")
         [stored] = spans.wait_for(made.get_base_id(), "acstor_store_read")
         assert read in spans.parents(lookup)
-        assert stored.function["kwargs"] == "store=fs"
+        assert stored.attributes["kwargs"] == "store=fs"
         assert spans.results[read.span_id] == "bytes=1024"
         assert spans.results[lookup.span_id] == "cached=True"
     assert untraced not in {one.trace_id for one in spans.found}

@@ -59,6 +59,7 @@ def until_ordinary(it):
 
 
 def ends_as_it_should(it, more_chunks=0):
+    until_ordinary(it)
     with contextlib.suppress(libvirt.libvirtError):
         it.guest.domain.destroy()
     it.now_s += pull_loop.LONGEST_PAUSE_S
@@ -102,7 +103,6 @@ def test_server_is_pulled_only_after_its_checkpoint_is_restored(rig):
     assert it.guest.domain.blockJobInfo("vda") == {}
     it.know(key="")
     it.look()
-    until_ordinary(it)
     ends_as_it_should(it)
 
 
@@ -144,7 +144,6 @@ def test_interrupted_pull_is_started_again(rig, end):
     it.pulling._rate_bytes_s = 0
     it.now_s += pull_loop.FIRST_PAUSE_S
     it.look()
-    until_ordinary(it)
     ends_as_it_should(it)
 
 
@@ -216,7 +215,6 @@ def test_server_started_during_an_offline_pull_keeps_its_disk(rig, monkeypatch):
     it.write(5 * CHUNK, 512, 3)
     it.now_s += pull_loop.FIRST_PAUSE_S
     it.look()
-    until_ordinary(it)
     ends_as_it_should(it)
 
 

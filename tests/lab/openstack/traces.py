@@ -3,7 +3,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import oslo_messaging
 from oslo_config import cfg
@@ -11,23 +10,13 @@ from oslo_config import cfg
 from tests.lab import runs
 from tests.lab.openstack import ini
 from tests.lab.openstack import rabbitmq
+from tests.lab.otlp_receiver import Span
 
 KEY = "a-key-of-the-lab"
 OPTIONS: ini.Sections = {
     "profiler": {"enabled": True, "hmac_keys": KEY, "connection_string": "messaging://"}
 }
 """The osprofiler options of any service."""
-
-
-class Span(NamedTuple):
-    """The start of a step of a request."""
-
-    service: str
-    name: str
-    trace_id: str
-    span_id: str
-    parent_id: str
-    function: dict[str, str]
 
 
 class Spans:

@@ -368,12 +368,8 @@ async def test_changes_during_a_write_reach_the_disk(tmp_path, monkeypatch):
         await settle(cache)
         assert cache.statistics.pending_bytes == 0
     async with running(tmp_path) as cache:
-        assert cache.statistics.chunks_by_class == {
-            "borrowed": 1,
-            "home": 1,
-            "prefetched": 0,
-            "boot": 1,
-        }
+        by_class = cache.statistics.chunks_by_class
+        assert by_class == {"borrowed": 1, "home": 1, "prefetched": 0, "boot": 1}
         for number in range(3):
             assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
 
@@ -386,12 +382,8 @@ async def test_storing_a_cached_chunk_promotes_it_across_a_restart(tmp_path):
         assert cache.statistics.pending_bytes == 0
         assert not cache.promote_chunk(CIDS[1], KeepClass.BOOT)
     async with running(tmp_path) as cache:
-        assert cache.statistics.chunks_by_class == {
-            "borrowed": 0,
-            "home": 0,
-            "prefetched": 0,
-            "boot": 1,
-        }
+        by_class = cache.statistics.chunks_by_class
+        assert by_class == {"borrowed": 0, "home": 0, "prefetched": 0, "boot": 1}
 
 
 async def test_chunk_being_read_by_a_thread_is_not_overwritten(tmp_path, monkeypatch):

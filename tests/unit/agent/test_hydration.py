@@ -577,13 +577,21 @@ async def test_hanging_fetch_counts_as_failed(keeper):
     await keeper.wait("fully_cached")
 
 
-@pytest.mark.expect_log("cannot be cached completely: the cache lacks")
-async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp_path):
+@contextlib.asynccontextmanager
+async def without_space(tmp_path):
+    """Yield a keeper whose cache has space for IMAGE only, and OTHER, which it uses too."""
     async with running(tmp_path, MIB) as keeper:
         await keeper.use(IMAGE)
         await keeper.wait("fully_cached", IMAGE)
-        await keeper.use(OTHER)
-        shown = await keeper.wait("no_space", OTHER)
+        image = await keeper.use(OTHER)
+        await keeper.wait("no_space", OTHER)
+        yield keeper, image
+
+
+@pytest.mark.expect_log("cannot be cached completely: the cache lacks")
+async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp_path):
+    async with without_space(tmp_path) as (keeper, _):
+        shown = keeper.hydration.status.status_of(OTHER)
         assert keeper.reported(OTHER).is_used and not keeper.reported(OTHER).is_fully_cached
         assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
@@ -630,12 +638,8 @@ async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
 
 
 @pytest.mark.expect_log("cannot be cached completely: the cache lacks")
-async def test_hydration_request_fills_image_once_space_was_freed(tmp_path, monkeypatch):
-    async with running(tmp_path, MIB) as keeper:
-        await keeper.use(IMAGE)
-        await keeper.wait("fully_cached", IMAGE)
-        image = await keeper.use(OTHER)
-        await keeper.wait("no_space", OTHER)
+async def test_hydration_request_fills_image_once_space_was_freed(tmp_path):
+    async with without_space(tmp_path) as (keeper, image):
         keeper.hydration.limits = dataclasses.replace(keeper.hydration.limits, recount_s=math.inf)
         await keeper.host.pins.unpin_image(IMAGE)
         await keeper.hydration.request_hydration(image)
@@ -693,11 +697,7 @@ async def test_fully_cached_image_is_recounted_only_after_a_chunk_is_lost(keeper
 
 @pytest.mark.expect_log("cannot be cached completely: the cache lacks")
 async def test_capacity_is_not_recomputed_while_no_space_was_freed(tmp_path, monkeypatch):
-    async with running(tmp_path, MIB) as keeper:
-        await keeper.use(IMAGE)
-        await keeper.wait("fully_cached", IMAGE)
-        await keeper.use(OTHER)
-        await keeper.wait("no_space", OTHER)
+    async with without_space(tmp_path) as (keeper, _):
         looked, slots_of = [], capacity.slots_of
         monkeypatch.setattr(
             capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)

@@ -107,7 +107,6 @@ async def test_changed_ring_file_is_reloaded(keep, file, nursery, autojump_clock
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 2
     file.unlink()
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.expect_log("keeping the last table")
@@ -126,7 +125,6 @@ async def test_corrupt_or_removed_ring_file_keeps_the_table_and_is_logged_once(
     replace(file, table(3, "h1"))
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 3
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.expect_log("keeping the last table")
@@ -143,7 +141,6 @@ async def test_ring_file_with_unchanged_size_and_mtime_is_reloaded(
     assert file.stat().st_ino == before.st_ino
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 2
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.expect_log("but differs from the table of this epoch in use; not accepted")
@@ -156,7 +153,6 @@ async def test_changed_ring_file_of_the_same_epoch_is_rejected_and_logged(
     replace(file, table(2, "h9"))
     await trio.sleep(1.1)
     assert keeper.current_ring().hosts[0].host == "h1"
-    nursery.cancel_scope.cancel()
 
 
 def test_former_table_is_remembered_for_a_limited_time(tmp_path):
@@ -294,7 +290,6 @@ async def test_ring_file_is_rejected_once_a_signed_table_is_in_force(
     replace(file, table(70, "h1"))
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 3
-    nursery.cancel_scope.cancel()
 
 
 def poisons():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source gateway, and its use for images that Glance serves without ranges."""
 
+import contextlib
 import json
 
 import pytest
@@ -30,9 +31,8 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    made = gateway.GatewaySource(fake_glance.session(server.url))
-    yield made
-    await made.aclose()
+    async with contextlib.aclosing(gateway.GatewaySource(fake_glance.session(server.url))) as made:
+        yield made
 
 
 async def test_bytes_come_from_the_gateway_and_the_record_from_glance(server, source):

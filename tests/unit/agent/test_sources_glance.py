@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The source glance, mostly with invalid answers of Glance or Keystone."""
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -43,9 +44,8 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    made = glance.GlanceSource(fake_glance.session(server.url))
-    yield made
-    await made.aclose()
+    async with contextlib.aclosing(glance.GlanceSource(fake_glance.session(server.url))) as made:
+        yield made
 
 
 def change(server, path=RECORD, **properties):

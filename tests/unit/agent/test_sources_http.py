@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import base64
+import contextlib
 import socket
 import ssl
 import threading
@@ -39,9 +40,9 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    source = http.HttpSource(server.url, http_pool.HttpLimits(timeout_s=0.5))
-    yield source
-    await source.aclose()
+    limits = http_pool.HttpLimits(timeout_s=0.5)
+    async with contextlib.aclosing(http.HttpSource(server.url, limits)) as source:
+        yield source
 
 
 async def test_request_asks_for_one_range_unencoded(source, server):

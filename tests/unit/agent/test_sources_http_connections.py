@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections of the source http: kept ones, names, addresses, and redirects to signed URLs."""
 
+import contextlib
 import itertools
 import socket
 import ssl
@@ -34,9 +35,8 @@ def server():
 @pytest.fixture
 async def source(server):
     limits = http_pool.HttpLimits(connections=KEPT, timeout_s=SILENCE_S)
-    made = http.HttpSource(server.url, limits)
-    yield made
-    await made.aclose()
+    async with contextlib.aclosing(http.HttpSource(server.url, limits)) as made:
+        yield made
 
 
 async def read_together(source):

@@ -4,6 +4,7 @@
 import functools
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
+from acstor_common.wire import message_bus
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 
@@ -31,6 +33,20 @@ def configuration(folder: pathlib.Path, connection: str = "", **own: Any) -> cfg
 def configure(tmp_path: pathlib.Path) -> Callable[..., cfg.ConfigOpts]:
     """Return :func:`configuration` for the directory of the test."""
     return functools.partial(configuration, tmp_path)
+
+
+@pytest.fixture
+def listens(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return an event set when the service listens; an in-memory bus loses earlier messages."""
+    serve, does = message_bus.serve, threading.Event()
+
+    def serve_and_tell(*arguments: Any) -> Any:
+        served = serve(*arguments)
+        does.set()
+        return served
+
+    monkeypatch.setattr(message_bus, "serve", serve_and_tell)
+    return does
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A checkpoint daemon's bus client and the decision service on an in-memory message bus."""
 
-import threading
 import time
 
 import pytest
@@ -39,20 +38,6 @@ def bus(tmp_path):
     path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
     yield [str(path)]
     cfg.CONF.reset()
-
-
-@pytest.fixture
-def listens(monkeypatch):
-    """Return an event set when the service listens; an in-memory bus loses earlier messages."""
-    serve, does = message_bus.serve, threading.Event()
-
-    def print_when_ready(*arguments):
-        served = serve(*arguments)
-        does.set()
-        return served
-
-    monkeypatch.setattr(message_bus, "serve", print_when_ready)
-    return does
 
 
 @pytest.fixture

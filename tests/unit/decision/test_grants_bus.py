@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent and the decision service on one bus in memory: grants, refusals, forged responses."""
 
-import threading
 import time
 
 import msgspec
@@ -16,7 +15,6 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import image_grants as messages
-from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_decision import image_grants
 from acstor_decision import nova_client
@@ -62,15 +60,7 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(configure, store, tmp_path, monkeypatch):
-    serve, listens = message_bus.serve, threading.Event()
-
-    def print_when_ready(*arguments):
-        served = serve(*arguments)
-        listens.set()
-        return served
-
-    monkeypatch.setattr(message_bus, "serve", print_when_ready)
+def cloud(configure, store, tmp_path, listens):
     path = tmp_path / "bus.conf"
     path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
     link = bus.open_bus(HOST, [str(path)])

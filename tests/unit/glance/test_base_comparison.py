@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of images with their bases, which reveals nothing about unreadable images."""
 
+import functools
 import pathlib
-import random
 import time
 
 import pytest
@@ -23,12 +23,9 @@ from tests.fakes import glance_options
 from tests.fakes import memory_images
 
 CHUNK = geometry.MIN_CHUNK_BYTES
+data = functools.partial(memory_images.chunk_data, CHUNK)
 A, B = "a" * 32, "b" * 32
 NAMES = (artefacts.BASE, artefacts.OWN_BYTES, artefacts.SHARED_BYTES)
-
-
-def data(*numbers: int) -> bytes:
-    return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
 
 
 class StoredImages(memory_images.MemoryImages):

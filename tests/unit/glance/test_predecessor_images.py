@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predecessors of an image, and its first boot image from the boots of its predecessor."""
 
-import random
+import functools
 from typing import Any
 
 import pytest
@@ -22,14 +22,11 @@ from tests.fakes import glance_records as records
 from tests.fakes import memory_images
 
 CHUNK = 65536
+chunks = functools.partial(memory_images.chunk_data, CHUNK)
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 OLD, NEW = {"created_at": "2026-01-01T00:00:00Z"}, {"created_at": "2026-02-01T00:00:00Z"}
 DEBIAN = {"os_distro": "debian", "os_version": "13"}
 BOOTED = tuple(range(30, 2, -1))
-
-
-def chunks(*numbers: int) -> bytes:
-    return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keyed CIDs of private images reveal nothing to other projects."""
 
-import random
+import functools
 from typing import Any
 
 import pytest
@@ -22,11 +22,8 @@ from tests.fakes import glance_records
 from tests.fakes import memory_images
 
 CHUNK = geometry.MIN_CHUNK_BYTES
+data = functools.partial(memory_images.chunk_data, CHUNK)
 A, B = "a" * 32, "b" * 32
-
-
-def data(*numbers: int) -> bytes:
-    return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
 
 
 @pytest.fixture
