@@ -52,7 +52,7 @@ class Agent:
         rings: ring_store.RingStore,
     ) -> None:
         own = conf.acstor_agent
-        self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, inode_numbers
+        self._conf, self._nursery, self._stored = conf, nursery, stored
         self._started_s, self._loop_lag = time.monotonic(), loop_lag.LoopLag()
         self._supervised = tasks = supervised_tasks.SupervisedTasks(nursery)
         stored.pins.report_write = functools.partial(tasks.set_state, pin_file.FILE_NAME)
@@ -64,10 +64,10 @@ class Agent:
         self._chunks = chunks = chunk_service.ChunkService(
             conf, nursery, stored, inode_numbers, cloud, maps, self._loop_lag
         )
-        self._guests = guest_io.GuestIo(conf, stored.io, inode_numbers, chunks.mirrors, cloud)
+        self._guests = guest_io.GuestIo(conf, stored.io, chunks.mirrors, cloud)
         self._boots = boot_service.BootService(conf, nursery, stored.cache, chunks, cloud, heads)
         self._images = image_service.ImageService(
-            conf, nursery, stored, inode_numbers, cloud, chunks, self._guests, self._boots
+            conf, nursery, stored, cloud, chunks, self._guests, self._boots
         )
         self._operations = self._make_operations()
         images, disks_ = self._make_requests()
@@ -83,7 +83,7 @@ class Agent:
             self._chunks.mirrors,
             self._guests.disks,
             self._stored.cache,
-            self._known,
+            self._chunks.mirrors.inode_numbers,
             self._guests.reattach,
             fuse.OpenObservers(self._images.usage, self._boots.recording, self._boots.timelines),
             settings.reply_timeout_s(own),

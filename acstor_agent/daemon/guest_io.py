@@ -9,7 +9,6 @@ from oslo_config import cfg
 from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.control import status
-from acstor_agent.core.mount import inodes
 from acstor_agent.disks import checkpoint_client
 from acstor_agent.disks import checkpoint_restore
 from acstor_agent.disks import disks
@@ -28,7 +27,6 @@ class GuestIo:
         self,
         conf: cfg.ConfigOpts,
         io: disk_io.DiskIo,
-        inode_numbers: inodes.Inodes,
         images: mirrors.Mirrors,
         cloud: membership.Membership,
     ) -> None:
@@ -36,13 +34,15 @@ class GuestIo:
         deadline_s = settings.read_deadline_s(own)
         self.read_admission = read_admission.ReadAdmission(deadline_s=deadline_s)
         self.reattach = reattach.Reattach(images, self.read_admission, deadline_s, own.lost_after_s)
-        self.stuck_requests = stuck_requests.StuckRequests(self.read_admission.table, inode_numbers)
+        self.stuck_requests = stuck_requests.StuckRequests(
+            self.read_admission.table, images.inode_numbers
+        )
         self.dead_mounts = dead_mounts.DeadMounts(conf.acstor.mount_point)
         self.disks = disks.Disks(
             pathlib.Path(own.state_dir) / "disks",
             self.reattach,
             io=io,
-            inode_numbers=inode_numbers,
+            inode_numbers=images.inode_numbers,
             reads=self.read_admission,
             holder_connections=checkpoint_client.HolderConnections(
                 cloud.vault_credentials, deadline_s

@@ -13,7 +13,6 @@ from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import image_status
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.images import replica_leases
-from acstor_agent.core.mount import inodes
 from acstor_agent.daemon import boot_service
 from acstor_agent.daemon import chunk_service
 from acstor_agent.daemon import guest_io
@@ -41,7 +40,6 @@ class ImageService:
         conf: cfg.ConfigOpts,
         nursery: trio.Nursery,
         stored: storage.Storage,
-        inode_numbers: inodes.Inodes,
         cloud: membership.Membership,
         chunks: chunk_service.ChunkService,
         guests: guest_io.GuestIo,
@@ -67,19 +65,22 @@ class ImageService:
             self.hydration = hydration.Hydration(
                 chunks.mirrors, self.usage, stored.pins, filler, self.replication
             )
-        self.eviction = self._make_eviction(inode_numbers)
+        self.eviction = self._make_eviction()
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()
         chunks.mirrors.set_mirror_factory(self._make_mirror)
 
-    def _make_eviction(self, inode_numbers: inodes.Inodes) -> image_eviction.ImageEviction:
+    def _make_eviction(self) -> image_eviction.ImageEviction:
         return image_eviction.ImageEviction(
             self._chunks.mirrors,
             self._boots.sessions,
             self.usage,
             self._stored.pins,
             limits=image_eviction.EvictionLimits(self._own.detach_unused_after_s),
-            detach_handlers=[self._boots.recording.forget_image, inode_numbers.image_detached],
+            detach_handlers=[
+                self._boots.recording.forget_image,
+                self._chunks.mirrors.inode_numbers.image_detached,
+            ],
         )
 
     def _subscribe(self) -> None:

@@ -324,7 +324,7 @@ class Months(virtual.World):
                 host.uses,
                 host.pins,
                 limits=limits,
-                detach_handlers=[host.images._inode_numbers.image_detached],
+                detach_handlers=[host.images.inode_numbers.image_detached],
             )
             for attached in host.images.list_attached():
                 if attached not in self.images:

@@ -50,7 +50,7 @@ class Mirrors:
         self.max_all_maps_bytes = max_all_maps_bytes
         self._folder = folder
         self._source = source
-        self._inode_numbers = inode_numbers
+        self.inode_numbers = inode_numbers
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching = keyed_locks.KeyedLocks[ids.ImageId]()
         self.reads = counters.ReadCounters()  # counters of all images, detached ones included
@@ -253,7 +253,7 @@ class Mirrors:
                     await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
                 incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
                 await self._check_image(incoming_map)
-                self._inode_numbers.register_image(image_id)
+                self.inode_numbers.register_image(image_id)
                 await trio.to_thread.run_sync(os.fsync, incoming.fileno())
         return incoming_map
 
