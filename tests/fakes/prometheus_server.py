@@ -7,12 +7,12 @@ the HTTP status.
 
 import http.server
 import json
-import threading
 import time
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
-from typing import Self
+
+from tests.fakes import loopback_service
 
 Vector = Mapping[tuple[str, str], float]
 
@@ -29,8 +29,8 @@ def vector(values: Vector) -> dict[str, Any]:
     return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 
-class PrometheusServer:
-    """Context manager: a server on loopback.
+class PrometheusServer(loopback_service.LoopbackService):
+    """A server on the loopback.
 
     :ivar vectors: responses by query
     :ivar answer: status and body of all responses, instead of ``vectors``
@@ -40,35 +40,11 @@ class PrometheusServer:
         self.vectors: dict[str, Vector] = {}
         self.answer: tuple[int, str] | None = None
 
-    def __enter__(self) -> Self:
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, body = outer.respond(self.path)
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Log nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def respond(self, target: str) -> tuple[int, bytes]:
-        """Return the status and body for a request."""
-        parts = urllib.parse.urlsplit(target)
+    def respond(
+        self, request: http.server.BaseHTTPRequestHandler, body: bytes
+    ) -> tuple[int, bytes]:
+        """Return the response to a query."""
+        parts = urllib.parse.urlsplit(request.path)
         query = urllib.parse.parse_qs(parts.query).get("query", [""])[0]
         if self.answer is not None:
             return self.answer[0], self.answer[1].encode()

@@ -2,55 +2,35 @@
 """Announcements of new boot images to hosts: their content, retries and limits."""
 
 import json
-import threading
-from http import server
 
 import pytest
 
 from acstor_common.model import ids
 from acstor_glance.boot import boot_image_announcer
 from tests.fakes import glance_options
+from tests.fakes import loopback_service
 
 OLD, NEW = {"created_at": "2026-01-01T00:00:00Z"}, {"created_at": "2026-02-01T00:00:00Z"}
 DATA = bytes(range(256)) * 16
 
 
-class Decision:
+class Decision(loopback_service.LoopbackService):
     """The part of a decision service's API about boot images, on the loopback."""
 
     def __init__(self):
         self.reported, self.status = [], 202
-        service = self
 
-        class Handler(server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                image_id = self.path.split("/")[3]
-                answer = json.dumps({"image_id": image_id, "request": 1}).encode()
-                if service.status == 202:
-                    service.reported.append((self.path, body))
-                self.send_response(service.status)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *_):
-                pass
-
-        self._server = server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def stop(self):
-        self._server.shutdown()
-        self._server.server_close()
+    def respond(self, request, body):
+        if self.status == 202:
+            self.reported.append((request.path, json.loads(body)))
+        answer = {"image_id": request.path.split("/")[3], "request": 1}
+        return self.status, json.dumps(answer).encode()
 
 
 @pytest.fixture
 def decision():
-    made = Decision()
-    yield made
-    made.stop()
+    with Decision() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evacuated servers: disks on checkpoints, fallbacks and calls to the agent."""
 
-import http.server
 import json
 import os
 import subprocess
-import threading
 import types
 
 import pytest
@@ -20,6 +18,7 @@ from acstor_nova.evacuation import checkpoint_disk
 from acstor_nova.evacuation import recovered_disk
 from acstor_nova.evacuation import recovering_backend
 from acstor_nova.snapshots import delta_snapshot
+from tests.fakes import loopback_service
 from tests.fakes import nova_backend
 from tests.fakes import scripted_agent
 
@@ -49,7 +48,7 @@ def recovery_of(checkpoint_id):
     }
 
 
-class Api:
+class Api(loopback_service.LoopbackService):
     """The REST API with response bodies by path and one status for all."""
 
     def __init__(self) -> None:
@@ -60,33 +59,16 @@ class Api:
             path = f"/v1/checkpoints/{one}/recovery"
             self.answers[path] = json.dumps(recovery_of(one)).encode()
         self.listed = listed
-        api = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                api.asked.append((self.path, self.headers["X-Auth-Token"]))
-                body = api.answers.get(self.path, b"{}")
-                self.send_response(api.status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+    def respond(self, request, body):
+        self.asked.append((request.path, request.headers["X-Auth-Token"]))
+        return self.status, self.answers.get(request.path, b"{}")
 
 
 @pytest.fixture
 def api():
-    made = Api()
-    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
-    thread.join(5)
+    with Api() as made:
+        yield made
 
 
 @pytest.fixture
