@@ -77,6 +77,28 @@ def test_queued_chunk_is_not_fetched_again_after_a_guest_read_it():
     assert reader.read(5) == [6]
 
 
+def test_chunk_is_a_candidate_until_it_is_prefetched_or_read():
+    reader = Reader(limit=1)
+    assert not reader.prefetcher.has_candidates
+    reader.prefetcher.chunk_advertised(5)
+    assert reader.prefetcher.has_candidates
+    reader.arrive()
+    assert not reader.prefetcher.has_candidates
+    reader.advertise(6)
+    assert reader.prefetcher.has_candidates  # held back
+    reader.read(6)
+    assert not reader.prefetcher.has_candidates
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [(prefetch_by_limit.limited, prefetcher.UNMATCHED_LIMIT), (prefetch_by_limit.unbounded, 600)],
+)
+def test_policy_of_an_image_prefetches_up_to_its_limit(policy, most):
+    reader = prefetch_reader.PrefetchReader(policy)
+    assert sum(len(reader.advertise(chunk_no)) for chunk_no in range(600)) == most
+
+
 def test_slots_are_assigned_in_the_order_of_advertisements():
     reader = Reader()
     for chunk_no in (9, 3, 7, 3):
