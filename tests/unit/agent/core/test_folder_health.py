@@ -23,6 +23,10 @@ def test_check_interval_continues_for_a_folder_that_breaks_again_soon():
     assert patience.fault is None and patience.next_check_s == float("inf")
     assert patience.record_fault("x", 8.0, 0.0)
     assert patience.next_check_s == 8.0 + 8.0
+    assert patience.is_over(10.0)
+    longest_s = folder_health.CHECK_INTERVALS.longest_s
+    assert patience.record_fault("x", 10.0 + longest_s, 0.0)  # exactly as long is not enough
+    assert patience.next_check_s == 10.0 + longest_s + 16.0
     assert patience.is_over(16.0)
     assert patience.record_fault("x", 17.0 + folder_health.CHECK_INTERVALS.longest_s, 0.0)
     assert patience.next_check_s == 18.0 + folder_health.CHECK_INTERVALS.longest_s

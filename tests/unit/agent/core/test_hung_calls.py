@@ -99,7 +99,17 @@ def test_response_to_an_older_call_does_not_reopen_the_fence():
     for _ in range(2):
         left(made, "a", 10.0)
     made.end_call(old)
+    made.end_call(made.begin_call("a", 10.0))
     assert made.is_refused("a", 20.0)
+
+
+def test_response_of_a_file_reopens_it_whatever_other_files_return_later():
+    made = hung_calls.Fence(most=8, most_of_one=2)
+    for _ in range(2):
+        left(made, "a", 0.0)
+    for of in ("a", "b"):
+        made.end_call(made.begin_call(of, 10.0))
+    assert not made.is_refused("a", 11.0)
 
 
 def test_call_abandoned_after_other_responses_counts_as_hung():

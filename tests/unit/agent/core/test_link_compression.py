@@ -21,6 +21,13 @@ def test_slow_compression_pays_on_slow_links_only():
     assert not of_link.is_worthwhile(12.5e6)
 
 
+def test_share_at_the_limit_and_a_time_of_zero_are_accepted():
+    of_link = link_compression.LinkCompression()
+    assert of_link.record_trial(1000, 900, took_s=1000 / 200e6)
+    assert of_link.record_trial(65536, 100, took_s=0.0)
+    assert of_link.is_worthwhile(1e9)
+
+
 @pytest.mark.parametrize(("trials", "skipped"), [(1, 1), (2, 2), (3, 4), (7, 64), (9, 64)])
 def test_incompressible_responses_double_those_sent_plain_up_to_a_limit(trials, skipped):
     of_link = link_compression.LinkCompression()
