@@ -92,6 +92,33 @@ def test_forgotten_host_holds_only_what_it_announces_again():
     assert known.holders_of_chunk(REF) == [host(1)] and known.holders_of_chunk(*numbered(8)) == []
 
 
+def test_announcements_of_one_host_add_up():
+    keys = host_interning.HostInterning()
+    known = location_index.LocationIndex(keys)
+    segment = ids.Oid(3)
+    first, second, third = (REF._replace(segment=segment, bit=bit) for bit in (1, 2, 4))
+    for bits in (1, 1, 2):
+        known.add_holder(host(1), [(segment, bits)])
+    known.add_holder(host(2), [(segment, 4)])
+    assert known.holders_of_segment(first) == [(host(1), 3), (host(2), 4)]
+    assert [*map(known.holders_of_chunk, (first, second, third))] == [[host(1)], [host(1)], [host(2)]]
+    assert known.list_known() == [(segment, 7)]
+    keys.forget_host(host(1))
+    assert known.holders_of_segment(first) == [(host(2), 4)]
+    known.clear()
+    assert known.list_known() == []
+
+
+def test_shared_entries_of_single_holders_are_bounded():
+    known = location_index.LocationIndex(host_interning.HostInterning())
+    count = 2 * location_index.SHARED_ENTRIES
+    for n in range(count):
+        known.add_holder(host(n), [(ids.Oid(n), 1)])
+        assert len(known._alike) <= location_index.SHARED_ENTRIES + 1
+    found = [known.holders_of_chunk(REF._replace(segment=ids.Oid(n))) for n in range(count)]
+    assert found == [[host(n)] for n in range(count)]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("announced", "withdrawn", "denied"))))
 )

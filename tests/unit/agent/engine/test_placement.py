@@ -6,6 +6,7 @@ import uuid
 import pytest
 
 from acstor_agent.engine.ring import placement
+from acstor_agent.engine.ring import ring_view
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location_policies
@@ -90,6 +91,23 @@ def test_golden_table_with_locations_yields_the_committed_homes():
         cid, src = ids.Cid(bytes.fromhex(case["cid"])), ids.HostId(case["src"])
         assert list(of.group_of(src).owners_of(cid)) == case["near"]
         assert placement.outer_home(of, src, ids.oid_of(cid)) == case["outer_home"]
+
+
+def test_owners_of_a_chunk_are_those_of_both_tables_and_the_outer_home():
+    former, now = table(pods={"h1": "s/p1", "h3": "s/p2"}), table(2, threshold=1, outer=2)
+    view = ring_view.RingView(ids.HostId("h1"), now, former)
+    for oid in OIDS:
+        expected = placement.owners(now, "h1", oid, 8), placement.owners(former, "h1", oid, 8)
+        outer = placement.outer_home(now, "h1", oid)
+        assert view.all_owners(oid) == (expected[0], (outer,), expected[1])
+
+
+def test_cached_owners_are_bounded(monkeypatch):
+    monkeypatch.setattr(ring_view, "CACHED_ARCS", 10)
+    view = ring_view.RingView(ids.HostId("h1"), table())
+    for oid in OIDS:
+        assert view.all_owners(oid) == (placement.owners(table(), "h1", oid, 8),)
+        assert len(view._owners_of_arcs) <= 10
 
 
 def test_group_with_outer_threshold_zero_has_no_outer_home():

@@ -65,6 +65,34 @@ def test_read_of_a_segment_is_one_request_to_one_home(machine):
         assert home == "h1" or {number for number, _ in asked} >= {*range(start, start + LENGTH)}
 
 
+def test_holders_of_a_segment_exclude_its_home_and_hosts_in_backoff(machine):
+    some = in_segments(range(8, 12))
+    home = machine.core.context.ring.home(some[0].ring_position)
+    first, second, third = [h for h in machine.core.context.ring.other_hosts() if h != home][:3]
+    said = ((first, some[:2]), (second, some[2:3]), (home, some[3:]), (third, some[3:]))
+    for host, chunks in said:
+        machine.announcement_received(host, announced(*chunks), [], [], LENGTH)
+    assert machine.core.context.holders_bitmap(some[0]) == 0b1111
+    number = machine.chunk_of(third)
+    machine.request_chunks([chunk(number)], GUEST, "guest")
+    wrong = failure.Failure.INVALID
+    machine.peer_refused(third, [(machine.attempt().number, wrong)])
+    assert machine.core.context.holders_bitmap(some[0]) == 0b0111
+
+
+def test_request_across_a_changed_chunk_map_names_no_segment(machine):
+    machine.maps.find_segments = lambda request: around(request)._replace(skipped=1)
+    (found,) = machine.rights.authorize(H2, machine.request(8, "h2"))
+    assert (found.cid, found.segment, found.bit) == (chunk(8).cid, None, 1)
+
+
+def test_only_a_denial_by_the_source_counts_as_a_refusal(machine):
+    assert machine.rights.not_looked_up(failure.Failure.UNREACHABLE) == ""
+    assert machine.rights.refused == 0
+    assert "denies" in machine.rights.not_looked_up(failure.Failure.WITHHELD)
+    assert machine.rights.refused == 1
+
+
 def test_segment_name_ignores_chunks_of_zeros():
     cids = [ids.ZERO_CID, chunk(1).cid, ids.ZERO_CID, ids.ZERO_CID]
     oids = [ids.oid_of(cid) for cid in cids]
