@@ -4,6 +4,7 @@ from acstor_agent.core.sources import circuit_breaker
 
 def test_source_that_is_down_gets_one_probe_at_a_time():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
+    assert one.attempt_request(0.0) and one.attempt_request(0.0)  # it is up
     assert one.record_failure(0.0)
     assert not one.attempt_request(4.9)
     assert one.attempt_request(5.0)

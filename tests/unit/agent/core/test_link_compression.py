@@ -7,6 +7,8 @@ from acstor_agent.core import link_compression
 def test_compression_that_shrinks_much_pays_on_faster_links():
     of_link = link_compression.LinkCompression()
     assert not of_link.is_worthwhile(150e6)
+    gain_bytes_s = link_compression.SPEED_BYTES_S * (1 - link_compression.SHARE)
+    assert not of_link.is_worthwhile(gain_bytes_s)
     for _ in range(100):
         assert of_link.record_trial(65536, 6553, took_s=65536 / 200e6)
     assert of_link.is_worthwhile(150e6)

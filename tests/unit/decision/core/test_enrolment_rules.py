@@ -17,6 +17,13 @@ def known(state, user="u", *keys, fingerprint=""):
     return enrolment_rules.KnownEnrolment(state, user, keys, fingerprint)
 
 
+def test_refusal_names_the_host_and_the_reason():
+    refused = enrolment_rules.EnrolmentRefused("h1", V.TOO_OFTEN, "wait a second")
+    assert str(refused) == "host h1: wait a second"
+    assert refused.args == (refused.host, refused.verdict, refused.why)
+    assert refused.verdict is V.TOO_OFTEN
+
+
 K1_ALONE = known(S.ALLOWED, "", fingerprint="print of k1")
 
 
