@@ -10,6 +10,7 @@ MIB = 1 << 20
 def test_timeout_grows_with_the_length_of_the_read():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     assert waits.deadline_s() == 30.0
+    assert attempt_timeout.AttemptTimeout(base_s=1.0).deadline_s() == 1.0
     assert waits.deadline_s(MIB) == 30.0 + MIB / attempt_timeout.SLOWEST_BYTES_PER_S
     assert waits.deadline_s(MIB) > 43  # sixteen hosts, eight reads each, one link of 25 Mbit/s
 

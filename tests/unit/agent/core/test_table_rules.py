@@ -45,6 +45,11 @@ def test_rules_decide_whether_a_table_replaces_the_current_one(
     assert bool(found) == bool(why)
 
 
+def test_table_without_signature_does_not_replace_a_signed_one():
+    found = table_rules.rejection_reason(6, 5, is_signed=False, is_current_signed=True)
+    assert found == "the table in force is signed by the decision service, this one is not"
+
+
 def test_hosts_of_the_current_and_the_former_table_are_admitted():
     now, before = table(2, "h1"), table(1, "h2")
     assert table_rules.admission_error(H1, 100.0, now, before) == ""
