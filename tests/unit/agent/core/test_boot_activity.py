@@ -21,6 +21,13 @@ def test_boots_back_to_back_count_as_one_that_ends_by_its_longest_time():
     assert not boots.is_on(160.0, is_expected=True)
 
 
+def test_pause_of_exactly_the_idle_time_begins_another_boot():
+    boots = activity()
+    boots.last_begin(100.0)
+    boots.last_begin(110.0)
+    assert boots.is_on(165.0, is_expected=True)
+
+
 def test_boot_after_a_pause_is_another_one():
     boots = activity()
     boots.last_begin(100.0)

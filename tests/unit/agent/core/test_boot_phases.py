@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import msgspec
+
 from acstor_agent.core.boot import boot_phases
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
@@ -27,6 +29,13 @@ def test_spans_of_one_phase_add_up_and_unknown_ones_do_not_count():
     found = boot_phases.durations(boot(ONE, head, frames, other))
     assert found[Phase.BOOT_IMAGE] == 2.5
     assert found.keys() == {Phase.BOOT_IMAGE, Phase.READS, Phase.WAITING, Phase.TOTAL}
+
+
+def test_span_or_boot_that_ends_before_it_begins_takes_no_time():
+    back = boot_timeline.Span("attach", 2.0, 1.0)
+    timeline = msgspec.structs.replace(boot(ONE, back), last_s=1.0)
+    found = boot_phases.durations(timeline)
+    assert (found[Phase.ATTACH], found[Phase.READS], found[Phase.TOTAL]) == (0.0, 0.0, 1.0)
 
 
 def test_boots_are_counted_in_all_and_for_each_image():
