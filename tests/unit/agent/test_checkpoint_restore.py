@@ -3,7 +3,6 @@
 
 import contextlib
 import math
-import pathlib
 import stat
 import threading
 import types
@@ -14,7 +13,6 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disks import disk_header
-from acstor_agent.core.disks import restore_record
 from acstor_agent.disks import checkpoint_client
 from acstor_agent.disks import checkpoint_restore
 from acstor_agent.disks import disk_files
@@ -481,46 +479,3 @@ async def test_disk_without_its_manifest_is_refused(host, worker, kept, tmp_path
     (tmp_path / f"disks/{DISK}.acmanifest").unlink()
     with pytest.raises(errors.FormatError, match="manifest is missing"):
         await Worker(host, tmp_path, kept).disks.open(DISK)
-
-
-def test_restore_record_round_trips(kept):
-    assert restore_record.unpack(restore_record.pack(kept.recovery()), "a file") == kept.recovery()
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{}",
-        b'{"version":2}',
-        b"\xff" * 100,
-        b"[" * 100_000,
-    ],
-)
-def test_damaged_restore_record_is_refused(raw):
-    with pytest.raises(errors.FormatError):
-        restore_record.unpack(raw, "a file")
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"key": "ab"},
-        {"manifest_name": "x" * 64},
-        {"holders": [("h2", "example.org:80")]},
-        {"holders": [("../h2", ONE)]},
-        {"holders": [("h2", ONE)] * 17},
-        {"checkpoint_id": "../../etc/passwd"},
-    ],
-)
-def test_invalid_restore_request_is_refused(kept, changed):
-    with pytest.raises(ValueError):
-        kept.recovery(**changed)
-
-
-def test_restore_record_of_version_1_is_read():
-    raw = (pathlib.Path(__file__).parents[2] / "data" / "recovery-v1.acrecovery").read_bytes()
-    found = restore_record.unpack(raw, "the golden file")
-    assert found.holders[1] == ("h3", "[fd00::3]:7205")
-    assert (found.key, found.is_complete) == (b"\1" * 32, False)
-    assert restore_record.pack(found) == raw

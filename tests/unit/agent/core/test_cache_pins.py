@@ -24,6 +24,7 @@ def test_chunk_shared_by_two_images_takes_one_slot():
         pins.add(cid(1), length)
     pins.add(cid(2), 5000)
     assert (dict(pins.slot_counts), len(pins), pins.slot_bytes) == ({16384: 1, 8192: 1}, 2, 24576)
+    assert [pins.pin_count(cid(number)) for number in (1, 2, 3)] == [2, 1, 0]
     pins.remove(cid(1), 10_000)
     assert cid(1) in pins
     pins.remove(cid(1), 10_000)

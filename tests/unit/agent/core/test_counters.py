@@ -39,6 +39,19 @@ def test_quantile_is_the_upper_bound_of_its_bucket(share, bound):
     assert latency.quantile(share) == bound
 
 
+def test_merged_histogram_counts_both():
+    one, other = counters.Latency(), counters.Latency()
+    for seconds in (0.003, 5.0):
+        one.add(seconds)
+    for seconds in (0.003, 9.0, 77.0):
+        other.add(seconds)
+    one.merge(other)
+    assert one.count == 5 and one.buckets[-1] == 1
+    assert (one.total_s, one.longest_s) == (5.0 + 0.003 + 0.003 + 9.0 + 77.0, 77.0)
+    other.merge(counters.Latency())
+    assert (other.count, other.longest_s) == (3, 77.0)
+
+
 def test_quantile_above_all_bounds_is_the_maximum():
     latency = counters.Latency()
     latency.add(77.0)

@@ -85,6 +85,44 @@ def test_restored_lease_is_charged_to_the_host_that_renews_it():
     )
 
 
+def test_ended_lease_passes_its_image_to_the_host_with_the_fewest():
+    leases, h4 = replica_leases.Leases(), ids.HostId("h4")
+    for host, numbers in ((H2, (1, 2, 3)), (H3, (4, 1)), (h4, (1,))):
+        for number in numbers:
+            leases.grant_lease(host, image(number), 100, 0)
+    assert leases._charges == {H2: 2, H3: 1, h4: 1}
+    leases.grant_lease(H2, image(1), 0, 1)  # it is charged to another host
+    assert leases._charges == {H2: 2, H3: 1, h4: 1} and leases._total == 5
+    leases.grant_lease(H2, image(1), 100, 2)
+    leases.grant_lease(h4, image(1), 0, 3)
+    assert leases._charges == {H2: 2, H3: 2}
+    assert leases.leased_images() == [image(number) for number in (1, 2, 3, 4)]
+
+
+def test_image_of_the_largest_host_is_first_charged_to_another_that_leases_it(monkeypatch):
+    monkeypatch.setattr(replica_leases, "MAX_IMAGES", 7)
+    leases, h4, h5 = replica_leases.Leases(), ids.HostId("h4"), ids.HostId("h5")
+    for host, numbers in ((H3, (10, 11, 12)), (H2, (1, 2, 3, 4)), (H3, (4,))):
+        for number in numbers:
+            leases.grant_lease(host, image(number), 100, 0)
+    for number in (10, 11, 12):
+        leases.grant_lease(H3, image(number), 0, 1)
+        leases.grant_lease(h4, image(number + 10), 100, 1)
+    assert leases._charges == {H2: 4, h4: 3} and len(leases) == 7
+    assert leases.grant_lease(h5, image(30), 100, 2)
+    assert leases.hosts_of(image(4)) == [H2, H3] and image(3) not in leases
+    assert leases._charges == {H2: 2, H3: 1, h4: 3, h5: 1}
+
+
+def test_number_of_all_leases_is_bounded(monkeypatch):
+    monkeypatch.setattr(replica_leases, "MAX_LEASES", 3)
+    leases = replica_leases.Leases()
+    for number in range(3):
+        assert leases.grant_lease(H2, image(number), 100, 0)
+    assert not leases.grant_lease(H3, image(0), 100, 0)
+    assert leases.grant_lease(H2, image(0), 0, 1) and leases.grant_lease(H3, image(0), 100, 1)
+
+
 def test_lease_can_be_revoked_only_by_its_host():
     leases = replica_leases.Leases()
     leases.grant_lease(H2, image(1), 100, 0)

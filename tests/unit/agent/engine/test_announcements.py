@@ -101,7 +101,11 @@ def test_announcements_of_one_host_add_up():
         known.add_holder(host(1), [(segment, bits)])
     known.add_holder(host(2), [(segment, 4)])
     assert known.holders_of_segment(first) == [(host(1), 3), (host(2), 4)]
-    assert [*map(known.holders_of_chunk, (first, second, third))] == [[host(1)], [host(1)], [host(2)]]
+    assert [*map(known.holders_of_chunk, (first, second, third))] == [
+        [host(1)],
+        [host(1)],
+        [host(2)],
+    ]
     assert known.list_known() == [(segment, 7)]
     keys.forget_host(host(1))
     assert known.holders_of_segment(first) == [(host(2), 4)]
