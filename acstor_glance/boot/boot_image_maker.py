@@ -121,10 +121,8 @@ class BootImageMaker:
     ) -> plan.Retry | None:
         if not self._modes.builds:
             return None
-        found = {present.id: present} if present else {}
-        retry = plan.next_boot_image_build(image, found, self._images.project_id)
-        is_due = retry is not None and retry.at is not None and retry.at <= _now()
-        return retry if is_due else None
+        retry = plan.next_boot_image_build(image, lambda _: present, self._images.project_id)
+        return retry if retry is not None and retry.is_due(_now()) else None
 
     def _build(
         self,
@@ -133,7 +131,7 @@ class BootImageMaker:
         present: image_record.Image | None,
         before: plan.Retry,
     ) -> bool:
-        retry = plan.Retry.after_failure(before, _now())
+        retry = before.after_failure(_now())
         building = "it is being built, or the builder was killed"
         self._record_state(image, artefacts.BootState.BUILDING, building, str(retry))
         revision = artefacts.revision_of(present) + 1 if present else 1

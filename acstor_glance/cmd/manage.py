@@ -157,7 +157,7 @@ class Tool:
             for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
                 known = {part.id: part for part in (image_map, others) if part}
-                todo = plan.plan_image(image, known, project_id, self._preparer.desired, now)
+                todo = plan.plan_image(image, known.get, project_id, self._preparer.desired, now)
                 if todo.step is not plan.Step.NOTHING:
                     found.append(image.id)
                 step()

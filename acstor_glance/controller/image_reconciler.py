@@ -102,11 +102,11 @@ class ImageReconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
-        todo = plan.plan_image(image, found, self._images.project_id, self._desired, now)
+        todo = plan.plan_image(image, found.get, self._images.project_id, self._desired, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.to_prepare.append(_noted(image, findings))
         elif todo.step is plan.Step.WAIT:
-            _wait(findings, todo.at)
+            _wait(findings, todo.retry.at)
         else:
             self._look_at_boot_image(image, found, now, findings)
             if plan.is_comparison_due(image):
@@ -123,8 +123,8 @@ class ImageReconciler:
         if state is not None:
             findings.boot_states[state] += 1
         if self._builds_boot_images:
-            build = plan.next_boot_image_build(image, found, self._images.project_id)
-            if build is not None and build.at is not None and build.at <= now:
+            build = plan.next_boot_image_build(image, found.get, self._images.project_id)
+            if build is not None and build.is_due(now):
                 findings.to_build.append(_noted(image, findings))
             elif build is not None:
                 _wait(findings, build.at)

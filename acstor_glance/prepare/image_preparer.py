@@ -78,41 +78,48 @@ class ImagePreparer:
         image_id: ids.ImageId,
         *,
         is_forced: bool = False,  # despite a chunk map or a failure
-        progress: Progress | None = None,
+        progress: Progress = lambda done_bytes: None,
         may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
         """Execute the image's plan, unless another process holds its lease."""
         with self.leases.lease_image(image_id) as is_ours:
             if is_ours:
-                return self._execute(image_id, may_begin, progress, is_forced=is_forced)
+                return self.prepare_leased(
+                    image_id, is_forced=is_forced, progress=progress, may_begin=may_begin
+                )
         return self._counted(PreparationOutcome.LEASED)
 
-    def prepare_leased(self, image_id: ids.ImageId) -> PreparationOutcome:
-        """Execute the image's plan; the caller holds its lease."""
-        return self._execute(image_id, lambda project: True)
-
-    def _execute(
+    def prepare_leased(
         self,
         image_id: ids.ImageId,
-        may_begin: MayBegin,
-        progress: Progress | None = None,
         *,
         is_forced: bool = False,
+        progress: Progress = lambda done_bytes: None,
+        may_begin: MayBegin = lambda project: True,
     ) -> PreparationOutcome:
-        image = self._images.read_or_none(image_id)
-        if image is None:
-            return self._counted(self._clean_up(image_id))
-        todo = self._plan(image)
-        can_be_forced = is_forced and self._can_be_forced(image)
-        if todo.step is plan.Step.REFUSE:
-            outcome = self._refuse(image, todo.why)
-        elif todo.step is plan.Step.PREPARE or can_be_forced:
-            if not may_begin(image.owner):
-                return PreparationOutcome.QUEUED
-            outcome = self._attempt(image, is_forced, progress or (lambda done_bytes: None))
-        else:
-            is_waiting = todo.step is plan.Step.WAIT
-            outcome = PreparationOutcome.WAITING if is_waiting else PreparationOutcome.NOTHING
+        """Execute the image's plan; the caller holds its lease."""
+        try:
+            image = self._images.get_image(image_id)
+            find, project_id = self._images.read_or_none, self._images.project_id
+            todo = plan.plan_image(
+                image, find, project_id, self.desired, _now(), is_forced=is_forced
+            )
+            if todo.step is plan.Step.REFUSE:
+                outcome = self._refuse(image, todo.why)
+            elif todo.step is plan.Step.PREPARE:
+                if not may_begin(image.owner):
+                    return PreparationOutcome.QUEUED
+                outcome = self._attempt(image, todo.retry, is_forced, progress)
+            else:
+                is_waiting = todo.step is plan.Step.WAIT
+                outcome = PreparationOutcome.WAITING if is_waiting else PreparationOutcome.NOTHING
+        except errors.ImageGone:
+            outcome = PreparationOutcome.GONE
+            for artefact in list(self._images.list_artefacts(image_id)):
+                LOG.info("artefact %s: deleted with its image %s", artefact.id, image_id)
+                self._images.delete_artefact(artefact.id)
+                self._counters.deleted_artefacts.inc()
+            self.spool.remove(image_id)
         return self._counted(outcome)
 
     def image_exists(self, image_id: ids.ImageId) -> bool:
@@ -126,18 +133,8 @@ class ImagePreparer:
         self._counters.processed_images.labels(outcome.value).inc()
         return outcome
 
-    def _plan(self, image: image_record.Image) -> plan.Plan:
-        pointers = [artefacts.pointer_of(image, kind) for kind in self.desired.for_image(image)]
-        found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
-        by_id = {record.id: record for record in found if record}
-        return plan.plan_image(image, by_id, self._images.project_id, self.desired, _now())
-
-    def _can_be_forced(self, image: image_record.Image) -> bool:
-        why_not = image_record.why_not_served(image, self.desired.convertible)
-        return not why_not and artefacts.KIND not in image.properties
-
     def _attempt(
-        self, image: image_record.Image, is_forced: bool, progress: Progress
+        self, image: image_record.Image, before: plan.Retry, is_forced: bool, progress: Progress
     ) -> PreparationOutcome:
         try:
             image_preparation.ImagePreparation(
@@ -148,10 +145,7 @@ class ImagePreparer:
         except errors.LimitExceeded as exc:
             return self._fail(image, f"{exc.why}. {exc.remedy}", plan.Retry(1, None))
         except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
-            now = self._images.read_or_none(image.id)  # raises if Glance is away
-            if now is None:
-                return self._clean_up(image.id)
-            return self._fail(now, str(exc))
+            return self._fail(image, str(exc), before.after_failure(_now()))
         return PreparationOutcome.PREPARED
 
     def _refuse(self, image: image_record.Image, why: str, retry: str = "") -> PreparationOutcome:
@@ -162,23 +156,12 @@ class ImagePreparer:
         self.spool.remove(image.id)
         return PreparationOutcome.REFUSED
 
-    def _fail(
-        self, image: image_record.Image, why: str, retry: plan.Retry | None = None
-    ) -> PreparationOutcome:
-        retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
+    def _fail(self, image: image_record.Image, why: str, retry: plan.Retry) -> PreparationOutcome:
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image.id, retry, why)  # fmt: skip
         properties = artefacts.state_properties(image.id, artefacts.State.FAILED, why, str(retry))
         self._images.set_properties(image.id, properties)
         return PreparationOutcome.FAILED
-
-    def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:
-        for artefact in list(self._images.list_artefacts(image_id)):
-            LOG.info("artefact %s: deleted with its image %s", artefact.id, image_id)
-            self._images.delete_artefact(artefact.id)
-            self._counters.deleted_artefacts.inc()
-        self.spool.remove(image_id)
-        return PreparationOutcome.GONE
 
 
 def _now() -> datetime.datetime:

@@ -4,6 +4,7 @@
 import dataclasses
 import datetime
 import enum
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 
@@ -24,6 +25,8 @@ SHARED_PROPERTIES = (artefacts.KIND, artefacts.OS_HASH_ALGO, artefacts.FORMAT, a
 """Properties that plans need, with values that many artefacts share."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
+FindArtefact = Callable[[ids.ImageId], image_record.Image | None]
+
 
 class Step(enum.Enum):
     """The next step for an image."""
@@ -38,33 +41,35 @@ class Step(enum.Enum):
 class Retry:
     """Failed attempts, and the time of the next one (None: never)."""
 
-    attempts: int
-    at: datetime.datetime | None
+    attempts: int = 0
+    at: datetime.datetime | None = _AT_ONCE
 
     def __str__(self) -> str:
         when = self.at.isoformat(timespec="seconds") if self.at else _NEVER
         return f"{self.attempts} {when}"
 
     @classmethod
-    def parse(cls, text: str) -> "Retry | None":
-        """Parse a property; None if it is invalid."""
+    def parse(cls, text: str) -> "Retry":
+        """Parse a property; no failures if it is invalid."""
         attempts, _, when = text.partition(" ")
         if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
-            return None
+            return cls()
         try:
             at = None if when == _NEVER else datetime.datetime.fromisoformat(when)
         except ValueError:
-            return None
+            return cls()
         if at is not None and at.tzinfo is None:
-            return None
+            return cls()
         return cls(int(attempts), at)
 
-    @classmethod
-    def after_failure(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
+    def is_due(self, now: datetime.datetime) -> bool:
+        """Return whether the next attempt may begin."""
+        return self.at is not None and self.at <= now
+
+    def after_failure(self, now: datetime.datetime) -> "Retry":
         """Return the value after one more failure, with twice the delay."""
-        attempts = (before.attempts if before else 0) + 1
-        wait_s = backoff.pause_s(attempts - 1, RETRY_FIRST_S, RETRY_LAST_S)
-        return cls(attempts, now + datetime.timedelta(seconds=wait_s))
+        wait_s = backoff.pause_s(self.attempts, RETRY_FIRST_S, RETRY_LAST_S)
+        return Retry(self.attempts + 1, now + datetime.timedelta(seconds=wait_s))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,51 +88,49 @@ class DesiredArtefacts:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The next step for an image, its reason, and when to try again."""
+    """The next step for an image, its reason, and its failures so far."""
 
     step: Step
     why: str = ""
-    at: datetime.datetime | None = None
+    retry: Retry = Retry()
 
 
 def plan_image(
     image: image_record.Image,
-    found: Mapping[ids.ImageId, image_record.Image],
+    find: FindArtefact,
     project_id: str,
     desired: DesiredArtefacts,
     now: datetime.datetime,
+    *,
+    is_forced: bool = False,  # despite a chunk map or a failure
 ) -> Plan:
-    """Return what ``image`` needs; ``found`` has at least its artefacts, by ID."""
+    """Return what ``image`` needs; ``find`` returns at least its artefacts."""
     if artefacts.is_excluded(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
-    if image.status != image_record.ACTIVE:
-        return Plan(Step.NOTHING, image_record.why_not_served(image))
-    why_not = image_record.why_not_served(image, desired.convertible)
-    if why_not:
-        return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
-    why = _why_incomplete(image, found, project_id, desired.for_image(image))
-    if not why and artefacts.state_of(image) is artefacts.State.READY:
+    state, message = artefacts.state_of(image), image.text(artefacts.MESSAGE)
+    if why_not := image_record.why_not_served(image, desired.convertible):
+        is_known = (
+            state is artefacts.State.REFUSED
+            and message == artefacts.fit_message(why_not)
+            and not any(kind.pointer in image.properties for kind in artefacts.Kind)
+        )
+        is_active = image.status == image_record.ACTIVE
+        return Plan(Step.REFUSE if is_active and not is_known else Step.NOTHING, why_not)
+    has_failed = state in (artefacts.State.FAILED, artefacts.State.REFUSED)
+    retry = Retry.parse(image.text(artefacts.RETRY)) if has_failed else Retry()
+    if is_forced:
+        return Plan(Step.PREPARE, "", retry)
+    kinds = desired.for_image(image)
+    why = _why_incomplete(image, find, project_id, kinds)
+    if not why and state is artefacts.State.READY:
         return Plan(Step.NOTHING)
-    return _plan_attempt(image, why, now)
-
-
-def _is_refused(image: image_record.Image, why: str) -> bool:
-    return (
-        artefacts.state_of(image) is artefacts.State.REFUSED
-        and image.text(artefacts.MESSAGE) == artefacts.fit_message(why)
-        and not any(kind.pointer in image.properties for kind in artefacts.Kind)
-    )
-
-
-def retry_of(image: image_record.Image) -> Retry | None:
-    """Return the recorded failures of this image."""
-    if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
-        return None
-    return Retry.parse(image.text(artefacts.RETRY))
+    if retry.is_due(now):
+        return Plan(Step.PREPARE, why, retry)
+    return Plan(Step.WAIT, message, retry)
 
 
 def next_boot_image_build(
-    image: image_record.Image, found: Mapping[ids.ImageId, image_record.Image], project_id: str
+    image: image_record.Image, find: FindArtefact, project_id: str
 ) -> Retry | None:
     """Return when to build the image's boot image; None: never.
 
@@ -137,11 +140,9 @@ def next_boot_image_build(
         return None
     desired = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
     pointer = artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE)
-    present = found.get(pointer) if pointer else None
-    is_complete = not _why_incomplete(image, found, project_id, desired)
-    has_one = is_complete and not artefacts.is_inherited(present)
-    written = Retry.parse(image.text(artefacts.BOOT_RETRY))
-    retry = written or Retry(0, _AT_ONCE)
+    is_complete = not _why_incomplete(image, find, project_id, desired)
+    has_one = is_complete and not artefacts.is_inherited(find(pointer) if pointer else None)
+    retry = Retry.parse(image.text(artefacts.BOOT_RETRY))
     return None if has_one or retry.at is None else retry
 
 
@@ -152,16 +153,9 @@ def is_comparison_due(image: image_record.Image) -> bool:
     return is_ready and known.shared_bytes is None and bool(lineage.bases_of(image))
 
 
-def _plan_attempt(image: image_record.Image, why: str, now: datetime.datetime) -> Plan:
-    retry = retry_of(image)
-    if retry is None or (retry.at is not None and retry.at <= now):
-        return Plan(Step.PREPARE, why)
-    return Plan(Step.WAIT, image.text(artefacts.MESSAGE), retry.at)
-
-
 def _why_incomplete(
     image: image_record.Image,
-    found: Mapping[ids.ImageId, image_record.Image],
+    find: FindArtefact,
     project_id: str,
     desired: Mapping[artefacts.Kind, int],
 ) -> str:
@@ -169,10 +163,10 @@ def _why_incomplete(
         pointer = artefacts.pointer_of(image, kind)
         if pointer is None:
             return f"it has no {kind.value}"
-        if pointer not in found:
+        found = find(pointer)
+        if found is None:
             return f"it points to {pointer}, which is not its {kind.value}"
-        why = artefacts.why_foreign(image, found[pointer], kind, project_id, version)
-        if why:
+        if why := artefacts.why_foreign(image, found, kind, project_id, version):
             return why
     return ""
 

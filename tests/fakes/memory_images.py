@@ -75,6 +75,7 @@ class MemoryImages(glance_client.GlanceClient):
         return self.shared_with.get(image_id, [])
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
+        self.get_image(image_id)
         record = self.records[image_id]
         for name, value in properties.items():
             if value:

@@ -21,7 +21,7 @@ POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
 
 def step(image: image_record.Image, *found: image_record.Image) -> plan.Step:
     by_id = {one.id: one for one in found}
-    return plan.plan_image(image, by_id, records.SERVICE_PROJECT, WANTED, NOW).step
+    return plan.plan_image(image, by_id.get, records.SERVICE_PROJECT, WANTED, NOW).step
 
 
 def failed(retry: str, state: str = "failed") -> dict[str, str]:
@@ -46,11 +46,11 @@ def test_every_desired_artefact_must_exist() -> None:
     both = plan.DesiredArtefacts({kind: records.VERSIONS[kind] for kind in (CHUNK_MAP, BOOT_IMAGE)})
     image = records.image(**POINTER, **READY)
     found = {ids.ImageId(records.ARTEFACT_ID): records.artefact(image)}
-    missing = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
+    missing = plan.plan_image(image, found.get, records.SERVICE_PROJECT, both, NOW)
     assert missing == plan.Plan(plan.Step.PREPARE, "it has no boot_image")
     image = records.image(**POINTER, **READY, acstor_boot_image=OTHER_ID)
     found[ids.ImageId(OTHER_ID)] = records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)
-    complete = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
+    complete = plan.plan_image(image, found.get, records.SERVICE_PROJECT, both, NOW)
     assert complete.step is plan.Step.NOTHING
 
 
@@ -95,7 +95,7 @@ def test_artefact_of_another_service_project_is_ignored() -> None:
 
 def test_unserved_image_is_refused_once() -> None:
     image = records.image(disk_format="vmdk")
-    refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
+    refusal = plan.plan_image(image, {}.get, records.SERVICE_PROJECT, WANTED, NOW)
     assert refusal.step is plan.Step.REFUSE
     said = artefacts.state_properties(image.id, artefacts.State.REFUSED, refusal.why)
     assert step(records.image(disk_format="vmdk", **said)) is plan.Step.NOTHING
@@ -132,15 +132,15 @@ def test_failure_copied_onto_a_snapshot_does_not_delay_it() -> None:
 
 
 def test_each_failure_doubles_the_time_up_to_a_limit() -> None:
-    retry, waits = None, []
+    retry, waits = plan.Retry(), []
     for _ in range(13):
-        retry = plan.Retry.after_failure(retry, NOW)
+        retry = retry.after_failure(NOW)
         assert retry.at is not None
         waits.append((retry.at - NOW).total_seconds())
         assert plan.Retry.parse(str(retry)) == retry
     assert waits[:4] == [60, 120, 240, 480]
     assert waits[-3:] == [60 * 2**10, 86400, 86400]
-    assert plan.Retry.after_failure(plan.Retry(99999, None), NOW).attempts == 100000
+    assert plan.Retry(99999, None).after_failure(NOW).attempts == 100000
 
 
 def orphan(artefact: image_record.Image, image: image_record.Image | None = None) -> str:
@@ -175,7 +175,7 @@ def test_artefact_of_an_unknown_kind_is_kept() -> None:
 def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
     def due(image: image_record.Image, *found: image_record.Image) -> plan.Retry | None:
         by_id = {one.id: one for one in found}
-        return plan.next_boot_image_build(image, by_id, records.SERVICE_PROJECT)
+        return plan.next_boot_image_build(image, by_id.get, records.SERVICE_PROJECT)
 
     later = NOW + datetime.timedelta(hours=1)
     assert due(records.image(**POINTER)) is None  # not ready yet
@@ -191,5 +191,7 @@ def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
 
 def test_failed_build_copied_from_another_image_does_not_count() -> None:
     copied = {**READY, "acstor_state_of": OTHER_ID, "acstor_boot_retry": "1 never"}
-    assert plan.next_boot_image_build(records.image(**copied), {}, records.SERVICE_PROJECT) is None
+    assert (
+        plan.next_boot_image_build(records.image(**copied), {}.get, records.SERVICE_PROJECT) is None
+    )
     assert step(records.image(**copied)) is plan.Step.PREPARE  # which clears it

@@ -108,7 +108,7 @@ def test_new_version_inherits_the_boot_image_for_equal_chunks(images, made, prep
     image = images.get_image(second["id"])
     boot_image = images.artefact_of(image, BOOT_IMAGE)
     assert (
-        plan.next_boot_image_build(image, {boot_image.id: boot_image}, images.project_id)
+        plan.next_boot_image_build(image, {boot_image.id: boot_image}.get, images.project_id)
         is not None
     )
     assert not made.make_boot_image(ids.parse_image_id(second["id"]))  # once is enough
