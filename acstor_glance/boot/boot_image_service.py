@@ -4,7 +4,6 @@
 import functools
 import logging
 from collections.abc import Collection
-from collections.abc import Iterable
 from collections.abc import Mapping
 
 from acstor_common import errors
@@ -56,20 +55,14 @@ class BootImageService:
         """Queue an image that may need a boot image; ``is_requested``: by an operator."""
         self._add(image_id, Rank.BOOTED if is_requested else Rank.NEW, project)
 
-    def requeue(
-        self,
-        image_ids: Iterable[ids.ImageId],
-        owners: Mapping[ids.ImageId, str],
-        used: Collection[str] = (),
-    ) -> None:
+    def requeue(self, projects: Mapping[ids.ImageId, str], used: Collection[str] = ()) -> None:
         """Queue images whose boot image is due, or failed earlier; ``used`` ones go first."""
         self._announcer.announce_pending()
         booted = {*used, *self._maker.list_recorded()}
         while self._owed:
             self._add(self._owed.pop(), Rank.BOOTED)
-        for image_id in image_ids:
-            rank = Rank.BOOTED if image_id in booted else Rank.OLD
-            self._add(image_id, rank, owners.get(image_id, work_queue.UNKNOWN_PROJECT))
+        for image_id, project in projects.items():
+            self._add(image_id, Rank.BOOTED if image_id in booted else Rank.OLD, project)
 
     def add_trace(self, trace: trace_message.BootTrace) -> None:
         """Store the trace of one boot, and queue its image."""

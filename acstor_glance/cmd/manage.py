@@ -171,7 +171,7 @@ class Tool:
         ).run()
         for artefact_id in findings.deleted:
             self._print_result({"artefact": artefact_id, "outcome": "deleted"})
-        return self._prepare(findings.to_prepare)
+        return self._prepare(list(findings.to_prepare))
 
     def show(self) -> int:
         """Show every selected image, with its states and artefacts."""

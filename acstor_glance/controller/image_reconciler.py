@@ -21,18 +21,17 @@ BootState = artefacts.BootState
 
 @dataclasses.dataclass
 class Findings:
-    """Findings and actions of a pass; ``owners`` has the projects of images.
+    """Findings and actions of a pass.
 
-    :param to_prepare: in Glance's order: newest first, hidden ones last
+    :param to_prepare: projects by image, in Glance's order: newest first, hidden ones last
     :param to_compare: images to compare with their backing image, or to deduplicate with it
     """
 
     images: int = 0
     artefacts: int = 0
-    to_prepare: list[ids.ImageId] = dataclasses.field(default_factory=list)
-    to_build: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_prepare: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
+    to_build: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
     to_compare: list[ids.ImageId] = dataclasses.field(default_factory=list)
-    owners: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
     boot_states: collections.Counter[BootState] = dataclasses.field(
         default_factory=collections.Counter
     )
@@ -104,7 +103,7 @@ class ImageReconciler:
     ) -> None:
         todo = plan.plan_image(image, found.get, self._images.project_id, self._desired, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
-            findings.to_prepare.append(_noted(image, findings))
+            findings.to_prepare[image.id] = image.owner
         elif todo.step is plan.Step.WAIT:
             _wait(findings, todo.retry.at)
         else:
@@ -125,7 +124,7 @@ class ImageReconciler:
         if self._builds_boot_images:
             build = plan.next_boot_image_build(image, found.get, self._images.project_id)
             if build is not None and build.is_due(now):
-                findings.to_build.append(_noted(image, findings))
+                findings.to_build[image.id] = image.owner
             elif build is not None:
                 _wait(findings, build.at)
 
@@ -156,11 +155,6 @@ def _reduced(artefact: image_record.Image) -> image_record.Image:
         status=sys.intern(artefact.status),
         properties={name: text for name, text in (own | shared).items() if text},
     )
-
-
-def _noted(image: image_record.Image, findings: Findings) -> ids.ImageId:
-    findings.owners[image.id] = image.owner
-    return image.id
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:

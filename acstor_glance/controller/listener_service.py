@@ -202,10 +202,10 @@ class ListenerService:
             return RETRY_S
         for image_id in self._requests:
             self._put(image_id, Rank.BOOTED)
-        for image_id in findings.to_prepare:
-            self._put(image_id, Rank.OLD, findings.owners[image_id])
+        for image_id, project in findings.to_prepare.items():
+            self._put(image_id, Rank.OLD, project)
         if self._boot_images is not None:
-            self._boot_images.requeue(findings.to_build, findings.owners, self._protection.needed)
+            self._boot_images.requeue(findings.to_build, self._protection.needed)
         if self._comparer is not None:
             self._comparer.requeue(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)

@@ -93,7 +93,7 @@ def test_unbootable_image_is_marked_and_never_built_again(images, conf, made, da
     found = image_reconciler.ImageReconciler(
         images, image_preparer.ImagePreparer(images, conf).desired, builds_boot_images=True
     ).run()
-    assert (found.to_build, found.to_prepare, found.boot_states) == ([], [], {"unbootable": 1})
+    assert (found.to_build, found.to_prepare, found.boot_states) == ({}, {}, {"unbootable": 1})
     assert image == before
     made.add_trace(
         trace_message.BootTrace(
@@ -127,8 +127,8 @@ def test_image_that_hosts_boot_is_built_before_a_backlog(images, conf, made):
     counters = metrics.ListenerMetrics()
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
     service = boot_image_service.BootImageService(made, BOTH, counters, ahead)
-    service.requeue([*catalogue, booted], owners, {booted})
-    service.queue_image(new, owners[new])
+    service.queue_image(new, owners.pop(new))
+    service.requeue(owners, {booted})
     assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
     service.start()
     try:

@@ -55,7 +55,7 @@ def test_slow_builds_of_a_project_leave_a_worker_to_the_others(is_told: bool) ->
         for image_id in (*slow, *quick):
             service.queue_image(image_id, "")
     else:
-        service.requeue((*slow, *quick), owners)
+        service.requeue(owners)
     service.start()
     try:
         for _ in quick:

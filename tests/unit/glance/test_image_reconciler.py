@@ -60,19 +60,19 @@ def test_complete_images_are_counted_and_left_unchanged(
         add_ready(images)
     found = run(images, builds=True)
     assert (found.images, found.artefacts, found.boot_states) == (3, 6, {"ready": 3})
-    assert (found.to_prepare, found.to_build, found.deleted) == ([], [], [])
+    assert (found.to_prepare, found.to_build, found.deleted) == ({}, {}, [])
 
 
 def test_work_is_returned_in_the_order_of_glance(images: memory_images.MemoryImages) -> None:
     hidden = images.add(b"1", created_at="2026-09-01T00:00:00Z", os_hidden=True)
     older, younger = (images.add(b"2", created_at=f"2026-0{n}-01T00:00:00Z") for n in (3, 4))
     expected = [younger["id"], older["id"], hidden["id"]]
-    assert run(images).to_prepare == expected
+    assert list(run(images).to_prepare) == expected
     for image in (hidden, older, younger):
         image |= {artefacts.STATE: "ready", artefacts.STATE_OF: image["id"]}
         add_artefact(images, image, Kind.CHUNK_MAP, created_at=OLD)
     found = run(images, builds=True)
-    assert (found.to_prepare, found.to_build) == ([], expected)
+    assert (found.to_prepare, list(found.to_build)) == ({}, expected)
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_image_with_a_foreign_chunk_map_is_prepared_again(
     images: memory_images.MemoryImages, altered: dict[str, str]
 ) -> None:
     image = add_ready(images)
-    assert run(images).to_prepare == []
+    assert run(images).to_prepare == {}
     images.records[image[Kind.CHUNK_MAP.pointer]].update(altered)
     assert image["id"] in run(images).to_prepare
 
 
 def test_image_with_an_inherited_boot_image_is_built(images: memory_images.MemoryImages) -> None:
     image = add_ready(images)
-    assert run(images, builds=True).to_build == []
+    assert run(images, builds=True).to_build == {}
     images.records[image[Kind.BOOT_IMAGE.pointer]][artefacts.ORIGIN] = "inherited"
-    assert run(images, builds=True).to_build == [image["id"]]
+    assert run(images, builds=True).to_build == {image["id"]: image["owner"]}
 
 
 def test_replaced_or_orphaned_artefacts_are_deleted(
