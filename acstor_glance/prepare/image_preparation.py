@@ -146,7 +146,7 @@ class ImagePreparation:
             path = self._images.local_path(image, self._tools.options.file_store_dirs)
             if path is not None:
                 map_path = self._spool.work_path(image.id)
-                hashing.hash_file(path, map_path, image.id, image.disk_format, image.os_hash)
+                hashing.hash_file(path, map_path, image)
                 with map_path.open("rb") as file:
                     self._publish(file)
                 return

@@ -90,16 +90,17 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         spool = map_spool.MapSpool(glance_conf.state_dir(self._conf))
         spool.remove(self._image_id)
         with self._wrapper as action:
-            disk_format = action.image_disk_format
-            container = action.image_container_format
-            if disk_format in self._conf.acstor_glance.convert_formats:
-                return  # the listener converts it after the import
-            why = image_record.why_format_not_served(
-                image_record.Image(disk_format=disk_format, container_format=container)
+            image = image_record.Image(
+                id=self._image_id,
+                disk_format=action.image_disk_format,
+                container_format=action.image_container_format,
             )
-        state, message, retry = artefacts.State.REFUSED, why, ""
-        if not why:
-            state, message, retry = self._hash(staged, disk_format, spool)
+        if image.disk_format in self._conf.acstor_glance.convert_formats:
+            return  # the listener converts it after the import
+        state, retry = artefacts.State.REFUSED, ""
+        message = image_record.why_format_not_served(image)
+        if not message:
+            state, message, retry = self._hash(staged, image, spool)
         self._record_state(state, message, retry)
         if state is artefacts.State.HASHED:
             PublishThread(self._image_id, self._conf).start()
@@ -113,7 +114,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             LOG.info("image %s: %s, not shown in its properties: %s", self._image_id, state, exc)
 
     def _hash(
-        self, staged: pathlib.Path, disk_format: str, spool: map_spool.MapSpool
+        self, staged: pathlib.Path, image: image_record.Image, spool: map_spool.MapSpool
     ) -> tuple[artefacts.State, str, str]:
         ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
@@ -125,7 +126,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             with self._naming() as naming:
                 hashing = service_hashing.ServiceHashing(self._chunk_bytes, naming, budget=budget)
                 map_path = spool.map_path(self._image_id)
-                summary = hashing.hash_file(staged, map_path, self._image_id, disk_format)
+                summary = hashing.hash_file(staged, map_path, image)
         except errors.NotRaw as exc:
             return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}", ""
         except errors.LimitExceeded as exc:

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from typing import IO
 from typing import NamedTuple
 
-from acstor_common.formats import chunk_map
 from acstor_common.image import deduplication
 from acstor_common.image import image_record
 from acstor_common.model import geometry
-from acstor_common.model import ids
 from acstor_glance.prepare import format_check
 from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
@@ -34,18 +32,16 @@ class ServiceHashing(NamedTuple):
         self,
         file: str | os.PathLike[str] | IO[bytes],
         map_path: pathlib.Path,
-        image_id: ids.ImageId,
-        disk_format: str,
-        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+        image: image_record.Image,
     ) -> prehash.Summary:
-        """Write the chunk map of a file; see :func:`prehash.prehash`."""
+        """Write the chunk map of an image in a file; see :func:`prehash.prehash`."""
         return prehash.prehash(
             file,
             map_path,
-            image_id,
-            disk_format=format_check.parse_disk_format(disk_format),
+            image.id,
+            disk_format=format_check.parse_disk_format(image.disk_format),
             chunk_bytes=self.chunk_bytes,
-            os_hash=os_hash,
+            os_hash=image.os_hash,
             workers=THREADS,
             progress=self.progress,
             naming=self.naming,

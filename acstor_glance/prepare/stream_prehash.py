@@ -2,6 +2,7 @@
 """Pre-hashes an image that streams from Glance; a qcow2 image is copied to a file first."""
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -78,7 +79,7 @@ def write_map_of_file(
     """Write the chunk map of an image in the file ``stored`` to ``file``."""
     map_path = work / "map"
     os_hash = chunk_map.UNKNOWN_OS_HASH if is_hashed else image.os_hash
-    hashing.hash_file(stored, map_path, image.id, image.disk_format, os_hash)
+    hashing.hash_file(stored, map_path, dataclasses.replace(image, os_hash=os_hash))
     with map_path.open("rb") as made:
         if not is_hashed:
             shutil.copyfileobj(made, file, BUFFER_BYTES)
