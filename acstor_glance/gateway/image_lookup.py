@@ -109,7 +109,7 @@ class ImageLookup:
             ttl_s, MAX_CACHED
         )
 
-    def get_image(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
+    def get_readable(self, image_id: ids.ImageId, caller: Caller) -> ReadableImage:
         """Return an image that the caller may download."""
         key = (caller.cache_key, image_id)
         with tracing.Span("acstor_permission_lookup", image=image_id) as span:

@@ -50,7 +50,7 @@ class RangeReader:
         self, image_id: ids.ImageId, caller: image_lookup.Caller
     ) -> image_lookup.ReadableImage:
         """Return the record of an image that the caller may read; raises HttpError."""
-        return self._lookup.get_image(image_id, caller)
+        return self._lookup.get_readable(image_id, caller)
 
     def read_range(
         self,
@@ -66,7 +66,7 @@ class RangeReader:
 
         def refresh() -> image_lookup.ReadableImage:
             self._lookup.invalidate(image.image_id, caller)
-            return self._lookup.get_image(image.image_id, caller)
+            return self._lookup.get_readable(image.image_id, caller)
 
         data = self._read(image, requested, refresh)
         return ImageRange(data, requested, byte_range.is_ignored(header))

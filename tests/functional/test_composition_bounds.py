@@ -36,7 +36,7 @@ class Glance:
             changed_disks.BASE_ID, len(base), "", disk_format, changed_disks.OS_HASH
         )
 
-    def get_image(self, image_id, caller):
+    def get_readable(self, image_id, caller):
         return self.image_of_base
 
     def quota_left(self, caller):

@@ -134,7 +134,7 @@ class FlattenJob:
 
     def _base_image(self, head: disk_delta.Head) -> image_lookup.ReadableImage:
         try:
-            image = self._lookup.get_image(head.base, self._request.caller)
+            image = self._lookup.get_readable(head.base, self._request.caller)
         except http_errors.HttpError as error:
             words = f"the base {head.base}: {error.message}"
             raise http_errors.HttpError(error.status, words) from error
