@@ -26,8 +26,7 @@ from acstor_common.model import ids
 KeepClass = cache_slot.KeepClass
 
 BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.PREFETCHED: 8}
-"""Each class gets at most this fraction (1/n) of the limit. A boot image has 2 to 3 % of its
-image's bytes."""
+"""Each class gets at most this fraction (1/n) of the limit."""
 
 
 class PublicCache:
@@ -156,13 +155,14 @@ class PublicCache:
         self.usage.count(slots[0], len(slots))
         return slots
 
+    def has_room_for_pinned(self, length: int) -> bool:
+        """Return whether a pinned chunk of this length would get a slot now."""
+        return self._slabs.has_room_for_pinned(cache_slab.slot_bytes_for(length))
+
     def _room_for_pinned(
         self, slot_bytes: int
     ) -> tuple[cache_slot.SizeGroup, list[cache_actions.SlabAction]]:
-        """Make room for a pinned chunk, in a larger slot if slabs of its size are pinned."""
-        larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
-        for size in (slot_bytes, *larger):
-            group = self._slabs.size_group(size)
+        for group in self._slabs.groups_from(slot_bytes):
             try:
                 return group, [] if group.with_free else self._make_room(group, cache_slot.PINNED)
             except errors.CacheFull as e:

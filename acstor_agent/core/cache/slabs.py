@@ -50,6 +50,22 @@ class Slabs:
             group = self.groups[slot_bytes] = cache_slot.SizeGroup(layout, self._policy)
         return group
 
+    def groups_from(self, slot_bytes: int) -> list[cache_slot.SizeGroup]:
+        """Return the groups of slots of this size and larger ones, the smallest first."""
+        larger = sorted(size for size in self.groups if size > slot_bytes)
+        return [self.size_group(size) for size in (slot_bytes, *larger)]
+
+    def has_room_for_pinned(self, slot_bytes: int) -> bool:
+        """Return whether a slot of this size or a larger one is free or can be freed for a pin."""
+        return any(map(self._has_room, self.groups_from(slot_bytes)))
+
+    def _has_room(self, group: cache_slot.SizeGroup) -> bool:
+        if group.with_free or not group.layout.slot_count:
+            return bool(group.with_free)
+        if self.surplus_bytes(group.layout) <= 0:
+            return True
+        return bool(group.next_victim(cache_slot.PINNED) or self.victims_for(group.layout))
+
     def add(self, group: cache_slot.SizeGroup) -> cache_slot.Slab:
         """Create a slab with free slots."""
         number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)

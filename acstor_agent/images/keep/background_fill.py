@@ -78,6 +78,7 @@ class FillProgress:
         self.counted_s = -math.inf
         self.losses_at_count = 0  # losses of pinned chunks, of all images, at the count
         self.changes_at_failure = -1  # ImagePins.changes when it did not fit
+        self.refused_bytes = 0  # length of a chunk that the cache has no space for; 0: none
 
     @property
     def unfinished_bytes(self) -> int | None:
@@ -209,6 +210,7 @@ class BackgroundFill:
     ) -> str:
         slice_s, fetch_s = self.limits.slice_s, self.limits.fetch_s
         filling = _FillSlice(part.map, progress, trio.current_time() + slice_s)
+        progress.refused_bytes = 0
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
             with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
@@ -288,8 +290,12 @@ class BackgroundFill:
         for number in numbers:
             ref = self._chunks.chunk_ref_of(filling.map, number)
             try:
-                # read by a guest, or in a frame of the boot image
-                if ref.cid in self._pins.cache or await self._unpack(ref.image_id, ref.cid):
+                if ref.cid in self._pins.cache:  # read by a guest
+                    filling.has_come(number)
+                elif not self._pins.cache.can_keep(filling.chunk_length(number)):
+                    filling.progress.refused_bytes = filling.chunk_length(number)
+                    filling.chunk_failed(number, self._why_refused())
+                elif await self._unpack(ref.image_id, ref.cid):  # in a frame of the boot image
                     filling.has_come(number)
                 else:
                     refs.append((number, ref))

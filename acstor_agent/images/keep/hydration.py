@@ -139,7 +139,6 @@ class Hydration:
             await self._pin_if_due(image_id, known, is_due, is_replica=is_replica)
             return
         if is_due or not known.lacks_new_share:
-            # An image that an operator pinned lacks nothing.
             known.shortfall_bytes = await self._pins.apply_ring(image_id)
             known.lacks_new_share = bool(known.shortfall_bytes)
             known.counted_s = trio.current_time() if known.lacks_new_share else known.counted_s
@@ -255,7 +254,7 @@ class Hydration:
         normal.sort(key=lambda image_id: all_pins[image_id].is_replica)
         for image_id in (*sorted(urgent, key=self._due_s), *normal):
             known = self._known.get(image_id)
-            if known is None or not known.missing or not known.backoff.may_try(trio.current_time()):
+            if known is None or not known.missing or not self._may_fill(known):
                 continue
             if known.part is not self._pins.pinned_part(image_id):
                 continue  # the missing chunks are counted first
@@ -278,6 +277,12 @@ class Hydration:
         ]
         return [candidate for candidate in due if candidate.backoff.may_try(now_s)]
 
+    def _may_fill(self, known: background_fill.FillProgress) -> bool:
+        refused_bytes = known.refused_bytes
+        if refused_bytes and self._pins.cache.can_keep(refused_bytes):
+            return True  # space appeared
+        return known.backoff.may_try(trio.current_time())
+
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._pins.pinned_part(image_id), self._known[image_id]
         if part is None:
@@ -285,7 +290,8 @@ class Hydration:
         before = len(known.missing)
         why = await self._filler.fill_slice(part, known, self._due_besides(known))
         if why:
-            LOG.info("image %s: not fully cached: %s", image_id, why)
+            if known.backoff.failure is None or known.backoff.failure.why != why:
+                LOG.info("image %s: not fully cached: %s", image_id, why)
             known.backoff.record_failure(why, trio.current_time(), known.deadline)
         elif len(known.missing) < before:
             known.backoff.record_success()

@@ -611,8 +611,14 @@ async def test_image_without_space_is_reported_and_filled_once_space_is_free(tmp
         assert keeper.state(IMAGE) is None and not keeper.reported(IMAGE).is_used
 
 
-async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
-    async with running(tmp_path, MIB) as keeper:
+OTHERS = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
+
+
+@contextlib.asynccontextmanager
+async def crowded(folder, **limits):
+    """Run a host whose cache is full of OTHERS, pinned after its image was; the fill begins."""
+    async with running(folder, MIB) as keeper:
+        keeper.set_limits(**limits)
         host = keeper.host
         host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
         image = await keeper.use()
@@ -620,21 +626,36 @@ async def test_fill_backs_off_while_pinned_chunks_occupy_the_cache(tmp_path):
         await until(
             lambda: keeper.state() and keeper.hydration.status.status_of(IMAGE)["remaining_bytes"]
         )  # is pinned
-        others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
-        for data in others:
+        for data in OTHERS:
             await host.cache.wait_for_room()
             host.cache.pin_chunk(ids.cid_of(data), CHUNK)
             assert host.cache.store_chunk(ids.cid_of(data), data)
         image.boots.state = boot_session.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no space" in keeper.hydration.status.status_of(IMAGE)["why"])
+        assert "no space" in keeper.hydration.status.status_of(IMAGE)["why"]
+        yield keeper
+
+
+async def test_fill_backs_off_and_requests_nothing_while_pinned_chunks_occupy_the_cache(
+    tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    async with crowded(tmp_path) as keeper:
+        before = len(keeper.host.source.reads)
         backoff = keeper.hydration._known[IMAGE].backoff
         await until(lambda: backoff.failures >= 6)
+        assert len(keeper.host.source.reads) == before
         assert keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
-        for data in others:
-            host.cache.unpin_chunk(ids.cid_of(data), CHUNK)
+        assert caplog.text.count("not fully cached: the cache has no space") == 1
+
+
+async def test_fill_continues_at_once_when_pinned_chunks_leave_the_cache(tmp_path):
+    never_s = {"first_pause_s": 3600.0, "longest_pause_s": 3600.0, "fetch_s": 3600.0}
+    async with crowded(tmp_path, **never_s) as keeper:
+        for data in OTHERS:
+            keeper.host.cache.unpin_chunk(ids.cid_of(data), CHUNK)
         await keeper.wait("fully_cached")
-        assert image.count_cached().missing_bytes == 0
+        assert keeper.host.mirrors.get_nowait(IMAGE).count_cached().missing_bytes == 0
 
 
 @pytest.mark.expect_log("cannot be cached completely: the cache lacks")
