@@ -30,6 +30,13 @@ def test_two_weeks_break_no_guarantee():
     assert world.done.keys() & {fault.__name__ for fault in virtual_months.FAULTS}
 
 
+def test_replaced_image_stays_pinned_on_no_host():
+    world, error = virtual_months.play(24, days=5, hosts=4)
+    assert error is None, virtual.causes(error)
+    pinned = [set(host.pins.list_pins()) for host in world.hosts.values()]
+    assert any(pinned) and all(found <= world.images.keys() for found in pinned)
+
+
 def test_table_that_grows_each_month_is_detected(tmp_path):
     world = virtual_months.Months(1, tmp_path, days=60)
     world.day = 60

@@ -248,6 +248,8 @@ class Months(virtual.World):
             await trio.sleep(SETTLE_S)
             self.end_lasting(trio.current_time())
             await self._must_be_empty()
+            for host in list(self.hosts.values()):  # some were away when an image was replaced
+                await self._forget_replaced(host)
 
     async def _episode(self, is_calm: bool) -> None:
         """Let guests read on some hosts, in a storm unless it is a calm day."""
@@ -313,23 +315,28 @@ class Months(virtual.World):
             for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
                 del source.blobs[base.Blob(old, kind)]
             source.blobs.update(self._blobs())
-        for host in self.hosts.values():
-            self.network.be(host.name)
+        for host in list(self.hosts.values()):
             host.uses.image_closed(old)
             host.uses.image_opened(new)
-            limits = image_eviction.EvictionLimits(0.0)
-            eviction = image_eviction.ImageEviction(
-                host.images,
-                host.boots,
-                host.uses,
-                host.pins,
-                limits=limits,
-                detach_handlers=[host.images.inode_numbers.image_detached],
-            )
-            for attached in host.images.list_attached():
-                if attached not in self.images:
-                    eviction.detach_image(attached)
+            await self._forget_replaced(host)
         await self._must_be_empty()
+
+    async def _forget_replaced(self, host: virtual_hosts.Host) -> None:
+        """Detach and unpin the images of a host that were replaced, as the command does."""
+        self.network.be(host.name)
+        eviction = image_eviction.ImageEviction(
+            host.images,
+            host.boots,
+            host.uses,
+            host.pins,
+            limits=image_eviction.EvictionLimits(0.0),
+            detach_handlers=[host.images.inode_numbers.image_detached],
+        )
+        known = {*host.images.list_attached(), *host.pins.list_pins()}
+        for image_id in sorted(known - self.images.keys()):
+            if host.images.is_attached(image_id):
+                eviction.detach_image(image_id)
+            await host.hydration.forget_image(image_id)
 
     # Checks
 
