@@ -94,6 +94,7 @@ class DecisionService:
         self._replay_log = message_bus.ThrottledWarnings(clock, logging.INFO)
         self._new_samples: dict[str, decision_messages.Sample] = {}
         self._published_s = 0.0
+        self._stored_epoch = 0  # of the newest row, damaged or not
         self._cleanup_due_s = float("-inf")
         self._has_database = self._knows_loads = True
         self._failed = ""
@@ -217,21 +218,23 @@ class DecisionService:
         self._new_samples[sample.host] = sample
 
     def _load_newest_table(self) -> None:
-        """Load the newest table; another leader's table reveals a lost lock."""
-        if self._store.latest_epoch() == self.current.epoch:
+        """Load the newest undamaged table; another leader's table reveals a lost lock."""
+        if self._store.latest_epoch() == self._stored_epoch:
             return
-        [newest] = self._store.list_rings(limit=1, with_tables=True)
-        if self.leads and newest.instance != self._lead.instance:
-            LOG.warning(
-                "epoch %d was published by %s; stepping down", newest.epoch, newest.instance
-            )
+        found = self._store.newest_rings()
+        self._stored_epoch = found[0].row.epoch if found else 0
+        if self.leads and found and found[0].row.instance != self._lead.instance:
+            words = self._stored_epoch, found[0].row.instance
+            LOG.warning("epoch %d was published by %s; stepping down", *words)
             self._lead.step_down()
-        known = hash_ring.decode(
-            (newest.table or "").encode(), f"epoch {newest.epoch} of the database"
-        )
-        self.decider.load_table(ring_conversion.from_ring(known))
-        self.current = self._signed(newest.epoch, newest.table or "")
-        for host in known.hosts:
+        last = found[-1] if found else None
+        if last is None or last.ring is None:
+            return  # no table is left but the present one
+        if last is not found[0] and last.row.epoch <= self.current.epoch:
+            return
+        self.decider.load_table(ring_conversion.from_ring(last.ring))
+        self.current = self._signed(last.row.epoch, last.row.table or "")
+        for host in last.ring.hosts:
             name = ids.HostId(host.host)
             self.members.restore_member(name, host.address, host.location, self._clock.monotonic())
 
@@ -240,7 +243,8 @@ class DecisionService:
         self._prove_addresses()
         self.decider.observe_loads(self._busy_levels())
         decision = self.decider.decide_table(self._clock.monotonic(), self._store.list_drained())
-        if decision is None and self._highest_epoch() > self.current.epoch:
+        is_newest = self._stored_epoch == self.current.epoch == self._highest_epoch()
+        if decision is None and self.decider.table.hosts and not is_newest:
             decision = decider.Decision(self.decider.table, decider.ChangeReason.EPOCH, 0)
         if decision is not None:
             self._publish_decision(decision)
@@ -290,14 +294,12 @@ class DecisionService:
         return busy
 
     def _highest_epoch(self) -> int:
-        """Return the epoch of the database, or the higher one of most hosts after it was lost.
-
-        A majority is required, so that one lying host does not cause a new table in every round.
-        """
+        """Return the last epoch; if higher, that of most hosts: one lying host changes nothing."""
         living = self.members.list_live(self._clock.monotonic())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)
         most = claimed[(len(claimed) - 1) // 2] if claimed else 0
-        return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
+        known = max(self.current.epoch, self._stored_epoch)
+        return max(known, most if most < HIGHEST_TRUSTED_EPOCH else 0)
 
     def _publish_decision(self, decision: decider.Decision) -> None:
         """Store a table in the database, then publish it; raise EpochTaken if too late."""
@@ -320,7 +322,7 @@ class DecisionService:
         )
         self._store.store_ring(new, TABLES_KEPT)
         self.decider.commit_decision(decision)
-        self.current = self._signed(epoch, text)
+        self.current, self._stored_epoch = self._signed(epoch, text), epoch
         self._published_s = self._clock.monotonic()
         self._tables_published[new.reason] += 1
         self._moved += new.moved

@@ -79,6 +79,7 @@ class CloudState(msgspec.Struct, frozen=True, kw_only=True):
     images: Sequence[ImageStatus] | None  # None: Glance does not respond
     why_no_images: str = ""
     instance: str = ""  # the instance that published the last table
+    damaged_epochs: Sequence[int] = ()  # of the last two tables, those with damaged rows
     listeners: Sequence[ListenerStatus] = ()
     unfinished: Sequence[UnfilledImage]
     checkpoints: Sequence[NewestCheckpoint]

@@ -89,7 +89,7 @@ class ChangeReason(enum.Enum):
     PLACES = "places"  # the capacity of a location's uplink changed
     SEGMENTS = "segments"  # the rate of most links changed
     REVOKED = "revoked"  # certificates of a host were revoked
-    EPOCH = "epoch"  # agents had a table of a higher epoch than the database
+    EPOCH = "epoch"  # agents had a higher epoch than the database, or its newest row is damaged
 
 
 class Decision(NamedTuple):
@@ -162,7 +162,7 @@ class Decider:
     def decide_table(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
         """Return the table to put in force, without ``drained`` homes; None: no change."""
         living = self._members.list_live(now_s)
-        if self._revoked != self.table.revoked:
+        if self._revoked != self.table.revoked and (living or self.table.hosts):
             return self._decision(self._steady(living, drained), ChangeReason.REVOKED)
         if not living:
             return None

@@ -123,6 +123,15 @@ def _certificates(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
 
 
 def _tables(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
+    if seen.damaged_epochs:
+        yield finding.make_finding(
+            "table-damaged",
+            finding.Severity.ERROR,
+            "v-node tables in the database are damaged",
+            [f"epoch {epoch}" for epoch in seen.damaged_epochs],
+            "acstor-decision publishes the table before it again; check the disk and the log of "
+            "the database, and run DELETE FROM rings WHERE epoch = <epoch>",
+        )
     if not seen.epoch:
         if seen.hosts:
             yield finding.make_finding(

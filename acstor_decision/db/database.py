@@ -188,6 +188,7 @@ class Database:
     latest_epoch = _reads(ring_queries.latest_epoch)
     get_ring = _reads(ring_queries.get_ring)
     list_rings = _reads(ring_queries.list_rings)
+    newest_rings = _reads(ring_queries.newest_rings)
     store_ring = _writes(ring_queries.store_ring)
 
     # Hosts

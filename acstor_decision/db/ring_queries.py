@@ -2,13 +2,17 @@
 """Statements about published v-node tables; :mod:`acstor_decision.db.database` runs them."""
 
 import dataclasses
+import logging
 from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common import errors
+from acstor_common.ring import hash_ring
 from acstor_decision.db import models
+
+LOG = logging.getLogger(__name__)
 
 _Row = models.PublishedRing
 
@@ -35,6 +39,13 @@ class Publication(NamedTuple):
     table: str | None = None
 
 
+class ReadRing(NamedTuple):
+    """A row of the history, and its table; None if the row is damaged."""
+
+    row: Publication
+    ring: hash_ring.Ring | None
+
+
 def latest_epoch(session: orm.Session) -> int:
     """Return the epoch of the last published table; 0 if there is none."""
     return session.execute(sa.select(sa.func.max(_Row.epoch))).scalar() or 0
@@ -56,6 +67,32 @@ def list_rings(
         wanted = wanted.where(_Row.epoch <= at_most)
     found = [Publication(*row) for row in session.execute(wanted.limit(limit))]
     return [ring._replace(overloaded=tuple(str(ring.overloaded or "").split())) for ring in found]
+
+
+def newest_rings(session: orm.Session) -> list[ReadRing]:
+    """Return the newest rows, down to the first that is not damaged; log the damaged ones."""
+    found: list[ReadRing] = []
+    while not found or found[-1].ring is None:
+        below = found[-1].row.epoch - 1 if found else None
+        rows = list_rings(session, limit=1, at_most=below, with_tables=True)
+        if not rows:
+            break
+        found += map(_read, rows)
+    return found
+
+
+def _read(row: Publication) -> ReadRing:
+    try:
+        what = f"epoch {row.epoch} of the database"
+        return ReadRing(row, hash_ring.decode((row.table or "").encode(), what))
+    except errors.RingFormatError as e:
+        LOG.error(
+            "database: rings.ring_table of %d is damaged: %s; the leader publishes the table "
+            "before it again, with a higher epoch. Check the database's disk, then run DELETE FROM "
+            "rings WHERE epoch = %d",
+            *(row.epoch, e, row.epoch),
+        )
+        return ReadRing(row, None)
 
 
 def store_ring(session: orm.Session, new: Publication, kept: int) -> None:

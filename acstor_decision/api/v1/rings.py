@@ -111,6 +111,11 @@ def current_owners(call: operation.Call) -> dict[str, Owner]:
     return (_owners_of(newest[0]) or {}) if newest else {}
 
 
+def is_damaged(row: ring_queries.Publication) -> bool:
+    """Return whether the table of a row cannot be read."""
+    return _owners_of(row) is None
+
+
 def _owners_of(row: ring_queries.Publication) -> dict[str, Owner] | None:
     try:
         return owners(row.epoch, row.table or "")

@@ -13,6 +13,7 @@ from acstor_common.wire import fill_progress
 from acstor_decision.api import glance_client
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
+from acstor_decision.api.v1 import rings
 from acstor_decision.core import cloud_state
 from acstor_decision.core import enrolment_rules
 from acstor_decision.core import finding
@@ -142,7 +143,8 @@ def show(call: operation.Call) -> Status:
     seen_hosts = [_host(call, *pair) for pair in _known(call)]
     listed, why_unlisted = _listed(call)
     images = None if listed is None else [_image(one, now_s) for one in listed.images]
-    published = next(iter(call.store.list_rings(limit=1)), None)
+    last = call.store.list_rings(limit=2, with_tables=True)
+    published = next(iter(last), None)
     uses = call.store.count_uses(operation.up_since_s(call), MAX_UNFINISHED)
     checkpoints = call.store.newest_checkpoints()
     findings = health_checks.find_problems(
@@ -154,6 +156,7 @@ def show(call: operation.Call) -> Status:
             images=images,
             why_no_images=why_unlisted,
             instance=published.instance if published else "",
+            damaged_epochs=[row.epoch for row in last if rings.is_damaged(row)],
             listeners=_listeners(call, now_s),
             unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
             checkpoints=checkpoints,

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from oslo_config import cfg
 
 from acstor_common import errors
@@ -31,6 +32,7 @@ from acstor_decision.core.membership import address_book
 from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.db import image_queries
+from acstor_decision.db import models
 from acstor_decision.db import ring_queries
 from acstor_decision.identity import address_verifier
 from acstor_decision.identity import certificate_authority
@@ -263,6 +265,69 @@ def test_restarted_service_keeps_the_table_while_no_host_is_heard(configure, sto
         again.now_s += COLLECTION_S
         again.service.run_round()
     assert again.epochs() == [] and again.service.current.epoch == 1
+
+
+def damage_table(store, epoch):
+    with store.engine().begin() as link:
+        row = sa.update(models.PublishedRing).where(models.PublishedRing.epoch == epoch)
+        link.execute(row.values(table="{"))
+
+
+@pytest.mark.expect_log(
+    r"rings.ring_table of 2 is damaged: .* run DELETE FROM rings WHERE epoch = 2$"
+)
+def test_leader_publishes_the_table_before_a_damaged_one_with_a_higher_epoch(
+    configure, store, watched_log
+):
+    one = Instance(configure(), store, name="one")
+    standby = Instance(configure(), store, leads=False, name="two")
+    cloud = Cloud(one, standby)
+    cloud.collect(2)
+    store.set_drained("h1", True)
+    cloud.instances.remove(standby)
+    cloud.collect()
+    assert one.epochs() == [1, 2]
+    damage_table(store, 2)
+    store.set_drained("h1", False)
+    standby.lead.leads = True
+    for leader, epoch in ((standby, 3), (Instance(configure(), store, name="three"), 3)):
+        cloud.instances = [leader]
+        cloud.collect(2, epoch=2)
+        assert leader.service.leads and not leader.lead.stepped_down
+        assert leader.epochs() == ([3] if leader is standby else [])
+        assert leader.service.current.epoch == store.latest_epoch() == epoch
+    assert store.list_rings(limit=1)[0].reason == "epoch"
+    published = open_table(one, standby.published[0])
+    assert published.hosts == open_table(one, one.published[0]).hosts
+    assert len(watched_log.messages) == 1
+
+
+@pytest.mark.expect_log("rings.ring_table of 1 is damaged")
+def test_restarted_leader_without_an_undamaged_table_waits_for_samples(configure, store):
+    one = Instance(configure(), store, name="one")
+    cloud = Cloud(one)
+    cloud.collect(2)
+    one.enrolled.enrol("h9")
+    one.enrolled.keeper.revoke_host(ids.HostId("h9"))
+    damage_table(store, 1)
+    two = Instance(configure(), store, name="two")
+    two.service.run_round()
+    assert two.service.leads and two.epochs() == []
+    cloud.instances = [two]
+    cloud.collect(3, epoch=1)
+    assert two.epochs() == [2]
+    assert [host.host for host in open_table(two, two.published[0]).hosts] == ["h1", "h2", "h3"]
+
+
+def test_leader_stores_its_table_again_after_the_database_lost_it(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    with store.engine().begin() as link:
+        link.execute(sa.delete(models.PublishedRing))
+    cloud.collect(2)
+    assert lone.epochs() == [1, 2] and store.latest_epoch() == 2
+    first, again = (open_table(lone, table) for table in lone.published)
+    assert first.hosts == again.hosts and not lone.lead.stepped_down
 
 
 @pytest.mark.expect_log("another instance has published epoch 2; stepping down")

@@ -123,13 +123,28 @@ def test_lists_with_a_damaged_row_are_served_and_log_it_once(
     assert len(watched_log.messages) == 1
 
 
-@pytest.mark.parametrize("text", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.expect_log(DAMAGE)
-def test_damaged_table_is_refused_and_older_ones_are_shown(client, cloud, text):
+def publish_damaged(cloud, text):
+    """Publish epoch 2, and damage its row."""
     api.publish(cloud, 2, 2)
     with cloud.engine().begin() as link:
         newest = sa.update(models.PublishedRing).where(models.PublishedRing.epoch == 2)
         link.execute(newest.values(table=text))
+
+
+@pytest.mark.expect_log(DAMAGE)
+def test_status_names_a_damaged_table_until_two_others_follow(client, cloud):
+    publish_damaged(cloud, "{")
+    for epoch, subjects in ((3, [["epoch 2"]]), (4, [["epoch 2"]]), (5, [])):
+        findings = client.get("/v1/status").json["findings"]
+        named = [one["subjects"] for one in findings if one["code"] == "table-damaged"]
+        assert named == subjects
+        api.publish(cloud, epoch, 2)
+
+
+@pytest.mark.parametrize("text", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.expect_log(DAMAGE)
+def test_damaged_table_is_refused_and_older_ones_are_shown(client, cloud, text):
+    publish_damaged(cloud, text)
     for path, status in (("/v1/ring", 409), ("/v1/rings/2", 409), ("/v1/rings/1", 200)):
         answer = client.get(path)
         assert answer.status_code == status, (path, answer.json)

@@ -57,6 +57,7 @@ FOUND = {
     "certificate-expires": seen(host(lifetime_left=0.1)),
     "no-table": seen(epoch=0, published_ago_s=None),
     "table-old": seen(host(epoch=6)),
+    "table-damaged": seen(damaged_epochs=[7]),
     "reads-wait": seen(reported(waiting=2, longest_wait_s=31.0, waits_for="no route")),
     "reads-failed": seen(reported(failed_reads=1)),
     "mount-dead": seen(reported(on_dead_mounts=("s1", "process 7 (qemu)"))),
