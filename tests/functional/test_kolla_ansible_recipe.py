@@ -23,6 +23,7 @@ from acstor_glance.cmd import manage
 from tests.lab import deployment_tools
 from tests.lab import documents
 
+pytestmark = pytest.mark.timeout(3 * deployment_tools.RUN_S)  # the fixture runs three programs
 RECIPE = deployment_tools.PACKAGING / "kolla-ansible"
 PICKED = {
     "nova-cell": (
