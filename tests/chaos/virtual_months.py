@@ -66,6 +66,8 @@ LASTS_S = (3600.0, 3 * DAY_S)
 IMAGE_EVERY = 4
 """Days until an image is replaced."""
 LOOK_EVERY = 5
+CLOSED_S = 600.0
+"""Connections without requests are closed after so long."""
 DAY_CPU_S = 120
 GROWTH, SLACK = 1.25, 100
 """A table may be so much larger in the last third of the days than in the second."""
@@ -216,10 +218,11 @@ class Months(virtual.World):
                 self.day = day
                 signal.setitimer(signal.ITIMER_PROF, DAY_CPU_S)
                 await self._play_day()
+                if self.day % LOOK_EVERY == 0:
+                    await self._idle(trio.current_time() + CLOSED_S)
+                    self._look()
                 if self.day % IMAGE_EVERY == 0:
                     await self._replace_image()
-                if self.day % LOOK_EVERY == 0:
-                    self._look()
                 if time.monotonic() > self.stop_s:
                     break
             self.must_not_grow()
