@@ -31,7 +31,7 @@ class Journal:
         of_job = {**dataclasses.asdict(job), "kind": job.kind.value}
         line = {"commit": self._commit, "job": of_job, "measured": dataclasses.asdict(measured)}
         with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(f"\n{json.dumps(line)}\n")  # the former line may be cut off
 
     def load(self) -> Iterator[tuple[peer_plan.Job, Measured, str]]:
         """Yield the jobs, their measurements and commits; skip a line that a stop cut off."""

@@ -28,7 +28,7 @@ ADMIN = ROOT / "doc/source/admin"
 PAGES = sorted(ADMIN.glob("troubleshooting_*.rst"))
 LOGGED = re.compile(
     r"\b_?LOG\.(error|warning|exception|critical)|_may_hook"
-    r"|self\.(_warn|_warnings\.log_line|_log\.warning|_trouble\.log_warning)"
+    r"|self\.(_warn|_warnings\.log_line|_log\.warning|_(trouble|meter_fault)\.log_warning)"
 )
 ENDED = re.compile(r"(.*\.)?(CommandError|exit|SystemExit|error)")
 RAISED = re.compile(r"errors\.([A-Z]\w+)")
@@ -182,7 +182,7 @@ def test_every_finding_of_status_has_a_row() -> None:
     found = {
         node.args[0].value
         for node in calls
-        if ast.unparse(node.func) == "finding.make_finding"
+        if ast.unparse(node.func) in ("finding.make_finding", "_warning")
         and isinstance(node.args[0], ast.Constant)
     }
     assert found == set(quotes(ADMIN / "troubleshooting.rst"))

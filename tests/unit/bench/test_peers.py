@@ -7,10 +7,7 @@ import time
 
 import pytest
 
-from acstor_common.model import ids
-from evaluation.bench import n1_peers
 from evaluation.bench import peer_boots
-from evaluation.bench import peer_journal
 from evaluation.bench import peer_plan
 from evaluation.bench import peer_replay
 from evaluation.bench import peer_report
@@ -30,15 +27,6 @@ OVERLAPPING = peer_replay.Read(0.25, 0.5, 0x10000, 0x200)
 ZERO_S = {"login_s": 1.0, "service_s": 2.0, "program_s": 3.0, "login_bytes": 0}
 CELL = peer_plan.Cell(100, 20)
 CROWD = peer_plan.Cell(100, 0, 8)
-JOBS = (
-    peer_plan.Job(peer_plan.Kind.KEEP, CELL, peer_ways.ACSTOR, 2),
-    peer_plan.Job(peer_plan.Kind.REPLAY, CROWD, "nbdkit"),
-)
-MADE = peer_ways.Prepared(
-    pathlib.Path("images"),
-    ids.parse_image_id("3f6f3a52-6d0c-4c6a-9d3e-0a55e8b4e1c7"),
-    pathlib.Path("raw"),
-)
 
 
 def boot(**figures: float) -> peer_boots.Boot:
@@ -141,31 +129,6 @@ def test_job_that_took_long_before_has_no_time_at_the_end() -> None:
     now_s = 600.0
     assert limit.has_time(fast)
     assert not limit.has_time(slow)
-
-
-def test_resumed_run_takes_over_what_former_runs_measured(tmp_path: pathlib.Path) -> None:
-    boot_job, replay_job = JOBS
-    journal = peer_journal.Journal(tmp_path / "PEERS.jsonl", "0123456789")
-    replay = peer_replay.Replay([1.0, 2.0], 3, 4, 5, 6.0, 7.0)
-    journal.add(boot_job, boot(later_s=2.5))
-    journal.add(replay_job, replay)
-    with journal.path.open("a") as file:
-        file.write('{"commit": "0123')  # the run was killed
-    lines: list[str] = []
-    session = n1_peers.Session(MADE, peer_journal.Journal(journal.path, "other"), lines.append)
-    session.resume()
-    assert session.found.boots == {(CELL, peer_ways.ACSTOR): [boot(later_s=2.5)]}
-    assert session.found.replays == {(CROWD, "nbdkit"): [replay]}
-    assert session.done == set(JOBS)
-    assert len(lines) == 2
-    assert "01234567" in lines[0]
-
-
-def test_journal_of_a_run_from_the_start_is_empty(tmp_path: pathlib.Path) -> None:
-    journal = peer_journal.Journal(tmp_path / "PEERS.jsonl", "0123456789")
-    journal.add(JOBS[0], boot())
-    journal.clear()
-    assert not list(journal.load())
 
 
 def test_percentiles_of_five_runs_are_interpolated() -> None:
