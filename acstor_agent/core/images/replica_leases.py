@@ -28,7 +28,8 @@ class Leases:
     (True, False)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_images: int = MAX_IMAGES, max_leases: int = MAX_LEASES) -> None:
+        self._max_images, self._max_leases = max_images, max_leases
         self._until_s: dict[ids.ImageId, dict[ids.HostId, float]] = {}
         self._counts: collections.Counter[ids.HostId] = collections.Counter()
         self._total = 0
@@ -78,10 +79,10 @@ class Leases:
         return True
 
     def _ensure_capacity(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
-        limit = MAX_IMAGES if host == FORMER_HOSTS else MAX_IMAGES_PER_HOST
-        if self._counts[host] >= limit or self._total >= MAX_LEASES:
+        limit = self._max_images if host == FORMER_HOSTS else MAX_IMAGES_PER_HOST
+        if self._counts[host] >= limit or self._total >= self._max_leases:
             return False
-        if image_id in self._until_s or len(self._until_s) < MAX_IMAGES:
+        if image_id in self._until_s or len(self._until_s) < self._max_images:
             return True
         for _ in range(MAX_CANDIDATES):
             most = self._most_charged_host(host)

@@ -23,9 +23,13 @@ class RingView:
     """The current and the former table, for ``own_host``."""
 
     def __init__(
-        self, own_host: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
+        self,
+        own_host: ids.HostId,
+        table: hash_ring.Ring,
+        former: hash_ring.Ring | None = None,
+        cached_arcs: int = CACHED_ARCS,
     ) -> None:
-        self.own_host = own_host
+        self.own_host, self._cached_arcs = own_host, cached_arcs
         self.set_tables(table, former)
 
     def set_tables(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
@@ -88,7 +92,7 @@ class RingView:
         )
         found = self._owners_of_arcs.get(arcs)
         if found is None:
-            if len(self._owners_of_arcs) >= CACHED_ARCS:
+            if len(self._owners_of_arcs) >= self._cached_arcs:
                 self._owners_of_arcs.clear()
             found = self._owners_of_arcs[arcs] = tuple(self._owners_by_table(oid))
         return found

@@ -23,16 +23,16 @@ class Received(NamedTuple):
 
 
 class SampleInbox:
-    """At most WAITING_SAMPLES, WAITING_OF_A_HOST of each identity; the newest stay."""
+    """At most ``limit`` samples, WAITING_OF_A_HOST of each identity; the newest stay."""
 
-    def __init__(self, silent_s: float) -> None:
+    def __init__(self, silent_s: float, limit: int = WAITING_SAMPLES) -> None:
         self.refused: collections.Counter[replay_filter.Refusal] = collections.Counter()
         self.dropped = 0
         self._order = replay_filter.ReplayFilter[Identity](silent_s)
         self._waiting: collections.defaultdict[Identity, collections.deque[Received]] = (
             collections.defaultdict(collections.deque)
         )
-        self._count = 0
+        self._count, self._limit = 0, limit
 
     def __len__(self) -> int:
         return self._count
@@ -49,7 +49,7 @@ class SampleInbox:
         waiting = self._waiting[sender]
         waiting.append(received)
         self._count += 1
-        if len(waiting) > WAITING_OF_A_HOST or self._count > WAITING_SAMPLES:
+        if len(waiting) > WAITING_OF_A_HOST or self._count > self._limit:
             waiting.popleft()
             self._count -= 1
             self.dropped += 1

@@ -99,9 +99,8 @@ def test_ended_lease_passes_its_image_to_the_host_with_the_fewest():
     assert leases.leased_images() == [image(number) for number in (1, 2, 3, 4)]
 
 
-def test_image_of_the_largest_host_is_first_charged_to_another_that_leases_it(monkeypatch):
-    monkeypatch.setattr(replica_leases, "MAX_IMAGES", 7)
-    leases, h4, h5 = replica_leases.Leases(), ids.HostId("h4"), ids.HostId("h5")
+def test_image_of_the_largest_host_is_first_charged_to_another_that_leases_it():
+    leases, h4, h5 = replica_leases.Leases(max_images=7), ids.HostId("h4"), ids.HostId("h5")
     for host, numbers in ((H3, (10, 11, 12)), (H2, (1, 2, 3, 4)), (H3, (4,))):
         for number in numbers:
             leases.grant_lease(host, image(number), 100, 0)
@@ -114,9 +113,8 @@ def test_image_of_the_largest_host_is_first_charged_to_another_that_leases_it(mo
     assert leases._charges == {H2: 2, H3: 1, h4: 3, h5: 1}
 
 
-def test_number_of_all_leases_is_bounded(monkeypatch):
-    monkeypatch.setattr(replica_leases, "MAX_LEASES", 3)
-    leases = replica_leases.Leases()
+def test_number_of_all_leases_is_bounded():
+    leases = replica_leases.Leases(max_leases=3)
     for number in range(3):
         assert leases.grant_lease(H2, image(number), 100, 0)
     assert not leases.grant_lease(H3, image(0), 100, 0)

@@ -102,9 +102,8 @@ def test_owners_of_a_chunk_are_those_of_both_tables_and_the_outer_home():
         assert view.all_owners(oid) == (expected[0], (outer,), expected[1])
 
 
-def test_cached_owners_are_bounded(monkeypatch):
-    monkeypatch.setattr(ring_view, "CACHED_ARCS", 10)
-    view = ring_view.RingView(ids.HostId("h1"), table())
+def test_cached_owners_are_bounded():
+    view = ring_view.RingView(ids.HostId("h1"), table(), cached_arcs=10)
     for oid in OIDS:
         assert view.all_owners(oid) == (placement.owners(table(), "h1", oid, 8),)
         assert len(view._owners_of_arcs) <= 10

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits and order of samples that wait for a round."""
 
-import pytest
-
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
 from acstor_common.model import ids
@@ -25,8 +23,8 @@ OTHER_KEY = certificate("h1")
 class Inbox(sample_inbox.SampleInbox):
     """An inbox that receives samples when they were sent."""
 
-    def __init__(self) -> None:
-        super().__init__(SILENT_S)
+    def __init__(self, **limits: int) -> None:
+        super().__init__(SILENT_S, **limits)
 
     def receive(self, number, sender=H1, now_s=None) -> replay_filter.Refusal | None:
         sample = test_members.sample(sender.host, number)
@@ -85,9 +83,8 @@ def test_identity_keeps_its_newest_samples_and_displaces_no_other():
     assert found[2:] == [("h1", number) for number in range(4, last + 1)]
 
 
-def test_full_inbox_drops_the_oldest_sample_of_the_sender(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sample_inbox, "WAITING_SAMPLES", 3)
-    inbox = Inbox()
+def test_full_inbox_drops_the_oldest_sample_of_the_sender():
+    inbox = Inbox(limit=3)
     inbox.receive(1, H2)
     for number in (2, 3, 4, 5):
         assert inbox.receive(number) is None
