@@ -26,6 +26,7 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import read_request
 from acstor_agent.images.read import boot_head
 from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import heap
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import boot_frames
@@ -144,8 +145,10 @@ class BootSessions:
             for image_id, image in self._images.items():
                 if image.note_reads():
                     self.memory.note_use(image_id, now_s)
-            for image_id in self.memory.take_due(now_s):
-                self._images[image_id].drop()
+            if due := self.memory.take_due(now_s):
+                for image_id in due:
+                    self._images[image_id].drop()
+                await trio.to_thread.run_sync(heap.return_freed_memory)
 
 
 class BootSession:
