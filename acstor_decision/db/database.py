@@ -232,7 +232,6 @@ class Database:
     # Tasks
 
     record_task = _writes(task_queries.record_task)
-    withdraw_task = _writes(task_queries.withdraw_task)
     _has_tasks = _reads(task_queries.has_tasks)
     _settle_tasks = _writes(task_queries.settle_tasks)
 

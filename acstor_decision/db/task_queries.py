@@ -12,14 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common.wire import decision_messages
-from acstor_decision.db import grant_queries
 from acstor_decision.db import image_queries
 from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 _Row = models.PendingTask
-_READING = frozenset({decision_messages.TaskKind.PRE_SEED, decision_messages.TaskKind.HYDRATE})
-"""Requests of operators to have an image on hosts, which may read it for that."""
 
 
 class SentTask(NamedTuple):
@@ -50,13 +47,6 @@ def record_task(
         "task": msgspec.json.encode(task).decode(),
     }
     session.execute(sa.insert(_Row), [{"host": host, **values} for host in sorted(hosts)])
-    if task.kind in _READING:
-        grant_queries.record_named(session, task.image_id, sent_s)
-
-
-def withdraw_task(session: orm.Session, request: int) -> None:
-    """Delete a task that could not be sent."""
-    session.execute(sa.delete(_Row).where(_Row.request == request))
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:

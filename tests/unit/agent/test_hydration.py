@@ -162,7 +162,7 @@ async def test_start_keeps_pins_and_adds_none_before_a_use_is_seen(tmp_path):
 
 async def test_unused_image_is_unpinned(keeper):
     image = await keeper.host.mirrors.attach_image(IMAGE)
-    await keeper.wait("fully_cached")  # it was attached a moment ago
+    await until(lambda: not image.count_cached().missing_bytes)  # it was attached a moment ago
     await keeper.use(OTHER)
     for _ in range(20):
         keeper.uses.image_touched(OTHER)

@@ -174,28 +174,10 @@ def test_needs_of_revoked_or_silent_hosts_are_ignored(service):
     assert service.ask().grant is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_granted"),
-    [
-        (decision_messages.TaskKind.PRE_SEED, True),
-        (decision_messages.TaskKind.HYDRATE, True),
-        (decision_messages.TaskKind.PREFETCH_BOOT_IMAGE, False),
-        (decision_messages.TaskKind.UNPIN, False),
-    ],
-)
-def test_task_of_an_operator_makes_an_image_grantable(service, kind, is_granted):
-    task = decision_messages.ImageTask(request=1, kind=kind, image_id=UNUSED)
-    service.store.record_task(["h2"], task, service.now_s)
-    assert (service.ask(UNUSED).grant is not None) is is_granted
-
-
 @pytest.mark.expect_log("h1 is refused a grant for image .*: no server uses this image")
-def test_task_of_an_operator_overrides_a_cached_refusal(service):
+def test_image_that_an_operator_named_overrides_a_cached_refusal(service):
     assert service.ask(UNUSED).grant is None
-    task = decision_messages.ImageTask(
-        request=1, kind=decision_messages.TaskKind.PRE_SEED, image_id=UNUSED
-    )
-    service.store.record_task(["h1"], task, service.now_s)
+    service.store.record_named_image(UNUSED, service.now_s)
     assert service.ask(UNUSED).grant is not None
     assert service.nova.asked == [UNUSED]
 

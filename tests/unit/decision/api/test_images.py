@@ -317,13 +317,20 @@ def test_tasks_are_recorded_for_each_target_host(client, store, glance, bus):
     assert noted == [("h0000", bus.tasks[0][0]), ("h0001", bus.tasks[1][0])]
 
 
-def test_host_that_receives_a_pre_seed_may_request_a_grant_at_once(client, store, glance, bus):
+@pytest.mark.parametrize(
+    ("action", "is_grantable"),
+    [("pre-seed", True), ("hydrate", True), ("unpin", False), ("record-boots", False)],
+)
+def test_host_that_an_operator_tells_to_cache_an_image_may_request_a_grant_at_once(
+    client, store, glance, bus, action, is_grantable
+):
     glance.add(IMAGES[0])
     hold(store, {})
     grantable = []
     bus.on_task = lambda: grantable.append(store.is_grantable(IMAGES[0], time.time()))
-    assert client.post(f"/v1/images/{IMAGES[0]}/pre-seed").status_code == 202
-    assert grantable == [True]
+    body = {"hosts": ["h0000"]}
+    assert client.post(f"/v1/images/{IMAGES[0]}/{action}", json=body).status_code == 202
+    assert grantable == [is_grantable]
 
 
 def test_pre_seed_count_selects_the_least_busy_cold_hosts(client, store, glance, bus):
