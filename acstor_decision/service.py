@@ -221,17 +221,16 @@ class DecisionService:
         """Load the newest undamaged table; another leader's table reveals a lost lock."""
         if self._store.latest_epoch() == self._stored_epoch:
             return
-        found = self._store.newest_rings()
+        found, former_epoch = self._store.newest_rings(), self._stored_epoch
         self._stored_epoch = found[0].row.epoch if found else 0
-        if self.leads and found and found[0].row.instance != self._lead.instance:
+        is_new = self._stored_epoch > former_epoch  # else rows were deleted
+        if self.leads and is_new and found[0].row.instance != self._lead.instance:
             words = self._stored_epoch, found[0].row.instance
             LOG.warning("epoch %d was published by %s; stepping down", *words)
             self._lead.step_down()
         last = found[-1] if found else None
-        if last is None or last.ring is None:
+        if last is None or last.ring is None or last.row.epoch <= self.current.epoch:
             return  # no table is left but the present one
-        if last is not found[0] and last.row.epoch <= self.current.epoch:
-            return
         self.decider.load_table(ring_conversion.from_ring(last.ring))
         self.current = self._signed(last.row.epoch, last.row.table or "")
         for host in last.ring.hosts:

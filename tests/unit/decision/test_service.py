@@ -330,6 +330,25 @@ def test_leader_stores_its_table_again_after_the_database_lost_it(lone, store):
     assert first.hosts == again.hosts and not lone.lead.stepped_down
 
 
+def test_leader_stores_its_table_again_after_an_operator_deleted_its_damaged_row(configure, store):
+    one = Instance(configure(), store, name="one")
+    two = Instance(configure(), store, leads=False, name="two")
+    cloud = Cloud(one, two)
+    cloud.collect(2)
+    cloud.instances.remove(one)
+    two.lead.leads = True
+    store.set_drained("h1", True)
+    cloud.collect()
+    damage_table(store, 2)
+    cloud.collect()
+    with store.engine().begin() as link:
+        link.execute(sa.delete(models.PublishedRing).where(models.PublishedRing.epoch == 2))
+    cloud.collect(2)
+    assert two.epochs() == [2, 3] and not two.lead.stepped_down
+    before, again = (open_table(two, table) for table in two.published)
+    assert before.hosts == again.hosts
+
+
 @pytest.mark.expect_log("another instance has published epoch 2; stepping down")
 def test_slower_of_two_leaders_steps_down(configure, store, monkeypatch):
     one = Instance(configure(), store, name="one")
