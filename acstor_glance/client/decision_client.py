@@ -44,9 +44,13 @@ class DecisionClient:
     def _request(
         self, method: str, path: str, body: object, answer_type: type[T], max_bytes: int
     ) -> T:
+        what = f"the decision service's {path}"
         try:
-            with glance_client.translate_errors(f"the decision service's {path}"):
-                return self._send(method, path, body, answer_type, max_bytes)
+            with glance_client.translate_errors(what):
+                try:
+                    return self._send(method, path, body, answer_type, max_bytes)
+                except exceptions.NotFound as exc:
+                    raise errors.ImageGone(what, glance_client.first_line(exc)) from exc
         except errors.ImageServiceError:
             self.__dict__.pop("_session", None)  # Keystone's catalog may have changed
             raise

@@ -337,7 +337,7 @@ def translate_errors(what: str) -> Iterator[None]:
     """Translate errors of keystoneauth, glanceclient and requests into acstor's."""
     try:
         yield
-    except (glance_errors.HTTPNotFound, keystone_errors.NotFound) as exc:
+    except glance_errors.HTTPNotFound as exc:
         raise errors.ImageGone(what, "it is missing, or the service user may not see it") from exc
     except (
         glance_errors.CommunicationError,
@@ -345,6 +345,7 @@ def translate_errors(what: str) -> Iterator[None]:
         keystone_errors.ConnectionError,
         keystone_errors.CatalogException,
         keystone_errors.DiscoveryFailure,
+        keystone_errors.NotFound,  # of Keystone: it says nothing of the image
         requests.exceptions.RequestException,
     ) as exc:
         raise errors.ImageServiceUnreachable(what, first_line(exc)) from exc

@@ -41,6 +41,7 @@ WAIT_S = 60.0
         (keystone_errors.ConnectFailure("away"), errors.ImageServiceUnreachable),
         (keystone_errors.ServiceUnavailable(), errors.ImageServiceUnreachable),
         (keystone_errors.EndpointNotFound(), errors.ImageServiceUnreachable),
+        (keystone_errors.NotFound("a token"), errors.ImageServiceUnreachable),
         (keystone_errors.Unauthorized("wrong password"), errors.ImageServiceRefused),
         (keystone_errors.MissingRequiredOptions([]), errors.ImageServiceRefused),
         (requests.exceptions.ChunkedEncodingError("cut"), errors.ImageServiceUnreachable),
