@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finished jobs of PEERS in a file, so that a later run continues where one ended."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -23,8 +24,9 @@ class Journal:
         self.path, self._commit = path, commit
 
     def clear(self) -> None:
-        """Forget all jobs."""
-        self.path.unlink(missing_ok=True)
+        """Forget all jobs; the former file stays beside the new one."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.rename(self.path.with_suffix(".old"))
 
     def add(self, job: peer_plan.Job, measured: Measured) -> None:
         """Append a finished job."""

@@ -139,3 +139,4 @@ def test_journal_keeps_replays_and_commits(journal: peer_journal.Journal) -> Non
     assert list(journal.load()) == [(job, measured, "0123456789")]
     journal.clear()
     assert list(journal.load()) == []
+    assert journal.path.with_suffix(".old").exists()
