@@ -84,7 +84,10 @@ def newest_rings(session: orm.Session) -> list[ReadRing]:
 def _read(row: Publication) -> ReadRing:
     try:
         what = f"epoch {row.epoch} of the database"
-        return ReadRing(row, hash_ring.decode((row.table or "").encode(), what))
+        ring = hash_ring.decode((row.table or "").encode(), what)
+        if ring.epoch != row.epoch:
+            raise errors.RingFormatError(what, 0, f"the table is of epoch {ring.epoch}")
+        return ReadRing(row, ring)
     except errors.RingFormatError as e:
         LOG.error(
             "database: rings.ring_table of %d is damaged: %s; the leader publishes the table "

@@ -188,8 +188,8 @@ class Hydration:
         return lost != known.losses_at_count or (is_due and bool(known.left_bytes))
 
     def _may_attach(self, image_id: ids.ImageId, known: background_fill.FillProgress) -> bool:
-        now_s = trio.current_time()
-        is_open = self._images.get_nowait(image_id) is not None  # a hanging load blocks others
+        is_open, now_s = self._images.get_nowait(image_id) is not None, trio.current_time()
+        # a hanging load must not block others
         return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
 
     async def _pin_image(

@@ -267,17 +267,18 @@ def test_restarted_service_keeps_the_table_while_no_host_is_heard(configure, sto
     assert again.epochs() == [] and again.service.current.epoch == 1
 
 
-def damage_table(store, epoch):
+def damage_table(store, epoch, table="{"):
     with store.engine().begin() as link:
         row = sa.update(models.PublishedRing).where(models.PublishedRing.epoch == epoch)
-        link.execute(row.values(table="{"))
+        link.execute(row.values(table=table))
 
 
 @pytest.mark.expect_log(
     r"rings.ring_table of 2 is damaged: .* run DELETE FROM rings WHERE epoch = 2$"
 )
+@pytest.mark.parametrize("is_anothers", [False, True], ids=["no table", "of another epoch"])
 def test_leader_publishes_the_table_before_a_damaged_one_with_a_higher_epoch(
-    configure, store, watched_log
+    configure, store, watched_log, is_anothers
 ):
     one = Instance(configure(), store, name="one")
     standby = Instance(configure(), store, leads=False, name="two")
@@ -287,7 +288,7 @@ def test_leader_publishes_the_table_before_a_damaged_one_with_a_higher_epoch(
     cloud.instances.remove(standby)
     cloud.collect()
     assert one.epochs() == [1, 2]
-    damage_table(store, 2)
+    damage_table(store, 2, store.get_ring(1).table if is_anothers else "{")
     store.set_drained("h1", False)
     standby.lead.leads = True
     for leader, epoch in ((standby, 3), (Instance(configure(), store, name="three"), 3)):
