@@ -50,7 +50,8 @@ class HeldResources(NamedTuple):
 def use(agent: agents.Agent, images: local.ImageFolder, count: int) -> None:
     """Read new images one after the other."""
     for number in range(count):
-        data = os.urandom(CHUNK + 512 * (1 + number % 64))
+        # The first sector has no signature of a partition table by chance.
+        data = bytes(512) + os.urandom(CHUNK + 512 * (number % 64))
         image_id = images.add(data)
         assert agent.image_path(image_id).read_bytes() == data
 
