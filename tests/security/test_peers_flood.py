@@ -38,10 +38,10 @@ MIRRORED = 25
 TELLS_S = 3.0
 MESSAGES = 2000
 """Made beforehand, so that a slow machine too sends more than the agent accepts."""
-NEWS_SHARE = 0.22
-"""Share of a processor for one host's advertisements; 0.1 to 0.2, as fast as the machine is."""
+NEWS_SHARE = 0.12
+"""Share of a processor that one host's advertisements may take; without a common limit, 0.2."""
 KNOCKS = 4000
-SPENT_S = 1.5
+SPENT_S = 1.0
 """Processor time of the agent during the flood; so many handshakes would take it 3 s."""
 
 
