@@ -317,9 +317,9 @@ class CacheFiles:
         """Return whether a chunk is pinned, present or not."""
         return cid in self._core.pins
 
-    def can_keep(self, length: int) -> bool:
+    def can_store_pinned(self, length: int) -> bool:
         """Return whether a pinned chunk of this length would be stored now."""
-        return self._recovery.takes_chunks and self._core.has_room_for_pinned(length)
+        return self._recovery.takes_chunks and self._core.can_store_pinned(length)
 
     def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
         """Undo one :meth:`pin_chunk`, or raise KeyError if it is not pinned."""

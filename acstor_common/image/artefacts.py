@@ -304,7 +304,7 @@ def why_foreign(
     of_image = artefact.text(OF_IMAGE)
     if of_image != image.id:
         return f"it is for image {of_image or 'unknown'}"
-    if not _is_of_bytes(artefact, image.os_hash):
+    if not _is_made_for(artefact, image.os_hash):
         return "it is for other bytes: Glance's hash of the image is not the one it was made for"
     return _why_unreadable(artefact, format_version)
 
@@ -315,7 +315,7 @@ def is_of_other_bytes(
     """Return whether an artefact was made of an image's former bytes."""
     is_of_image = artefact.text(OF_IMAGE) == image.id
     is_kind = is_artefact(artefact, project_id) and kind_of(artefact) is kind
-    return is_of_image and is_kind and not _is_of_bytes(artefact, image.os_hash)
+    return is_of_image and is_kind and not _is_made_for(artefact, image.os_hash)
 
 
 def _why_unreadable(artefact: image_record.Image, format_version: int) -> str:
@@ -328,7 +328,7 @@ def _why_unreadable(artefact: image_record.Image, format_version: int) -> str:
     return ""
 
 
-def _is_of_bytes(artefact: image_record.Image, os_hash: chunk_map.OsHash) -> bool:
+def _is_made_for(artefact: image_record.Image, os_hash: chunk_map.OsHash) -> bool:
     made_for = artefact.text(OS_HASH_ALGO), artefact.text(OS_HASH_VALUE)
     return os_hash != chunk_map.UNKNOWN_OS_HASH and made_for == (os_hash.algo, os_hash.value.hex())
 

@@ -39,7 +39,7 @@ class Publication(NamedTuple):
     table: str | None = None
 
 
-class ReadRing(NamedTuple):
+class StoredRing(NamedTuple):
     """A row of the history, and its table; None if the row is damaged."""
 
     row: Publication
@@ -69,9 +69,9 @@ def list_rings(
     return [ring._replace(overloaded=tuple(str(ring.overloaded or "").split())) for ring in found]
 
 
-def newest_rings(session: orm.Session) -> list[ReadRing]:
+def newest_rings(session: orm.Session) -> list[StoredRing]:
     """Return the newest rows, down to the first that is not damaged; log the damaged ones."""
-    found: list[ReadRing] = []
+    found: list[StoredRing] = []
     while not found or found[-1].ring is None:
         below = found[-1].row.epoch - 1 if found else None
         rows = list_rings(session, limit=1, at_most=below, with_tables=True)
@@ -81,13 +81,13 @@ def newest_rings(session: orm.Session) -> list[ReadRing]:
     return found
 
 
-def _read(row: Publication) -> ReadRing:
+def _read(row: Publication) -> StoredRing:
     try:
         what = f"epoch {row.epoch} of the database"
         ring = hash_ring.decode((row.table or "").encode(), what)
         if ring.epoch != row.epoch:
             raise errors.RingFormatError(what, 0, f"the table is of epoch {ring.epoch}")
-        return ReadRing(row, ring)
+        return StoredRing(row, ring)
     except errors.RingFormatError as e:
         LOG.error(
             "database: rings.ring_table of %d is damaged: %s; the leader publishes the table "
@@ -95,7 +95,7 @@ def _read(row: Publication) -> ReadRing:
             "rings WHERE epoch = %d",
             *(row.epoch, e, row.epoch),
         )
-        return ReadRing(row, None)
+        return StoredRing(row, None)
 
 
 def store_ring(session: orm.Session, new: Publication, kept: int) -> None:

@@ -156,9 +156,9 @@ class PublicCache:
         self.usage.count(slots[0], len(slots))
         return slots
 
-    def has_room_for_pinned(self, length: int) -> bool:
+    def can_store_pinned(self, length: int) -> bool:
         """Return whether a pinned chunk of this length would get a slot now."""
-        return self._slabs.has_room_for_pinned(cache_slab.slot_bytes_for(length))
+        return self._slabs.can_store_pinned(cache_slab.slot_bytes_for(length))
 
     def _room_for_pinned(
         self, slot_bytes: int

@@ -55,11 +55,11 @@ class Slabs:
         larger = sorted(size for size in self.groups if size > slot_bytes)
         return [self.size_group(size) for size in (slot_bytes, *larger)]
 
-    def has_room_for_pinned(self, slot_bytes: int) -> bool:
+    def can_store_pinned(self, slot_bytes: int) -> bool:
         """Return whether a slot of this size or a larger one is free or can be freed for a pin."""
-        return any(map(self._has_room, self.groups_from(slot_bytes)))
+        return any(map(self._can_free_slot, self.groups_from(slot_bytes)))
 
-    def _has_room(self, group: cache_slot.SizeGroup) -> bool:
+    def _can_free_slot(self, group: cache_slot.SizeGroup) -> bool:
         if group.with_free or not group.layout.slot_count:
             return bool(group.with_free)
         if self.surplus_bytes(group.layout) <= 0:

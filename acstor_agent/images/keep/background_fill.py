@@ -292,7 +292,7 @@ class BackgroundFill:
             try:
                 if ref.cid in self._pins.cache:  # read by a guest
                     filling.has_come(number)
-                elif not self._pins.cache.can_keep(filling.chunk_length(number)):
+                elif not self._pins.cache.can_store_pinned(filling.chunk_length(number)):
                     filling.progress.refused_bytes = filling.chunk_length(number)
                     filling.chunk_failed(number, self._why_refused())
                 elif await self._unpack(ref.image_id, ref.cid):  # in a frame of the boot image

@@ -279,7 +279,7 @@ class Hydration:
 
     def _may_fill(self, known: background_fill.FillProgress) -> bool:
         refused_bytes = known.refused_bytes
-        if refused_bytes and self._pins.cache.can_keep(refused_bytes):
+        if refused_bytes and self._pins.cache.can_store_pinned(refused_bytes):
             return True  # space appeared
         return known.backoff.may_try(trio.current_time())
 

@@ -24,7 +24,7 @@ from acstor_decision.api.v1 import hosts
 from acstor_decision.api.v1 import images
 from acstor_decision.db import image_queries
 
-READING = frozenset({decision_messages.TaskKind.PRE_SEED, decision_messages.TaskKind.HYDRATE})
+READING_TASKS = frozenset({decision_messages.TaskKind.PRE_SEED, decision_messages.TaskKind.HYDRATE})
 """Requests of operators to have an image on hosts, which may read it for that."""
 REQUEST_BITS = 52
 """Random bits of a task's number: exact even where JSON numbers are floating-point."""
@@ -246,7 +246,7 @@ def _new_task(
 def _send_task(
     call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
-    if task.kind in READING:  # a host that has the task requests a grant at once
+    if task.kind in READING_TASKS:  # a host that has the task requests a grant at once
         call.store.record_named_image(task.image_id, call.wall())
     call.bus.send_task(task, None if is_for_all else chosen)
     call.store.record_task(chosen, task, call.wall())

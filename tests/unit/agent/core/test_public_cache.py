@@ -479,15 +479,15 @@ def test_pinned_chunk_evicts_unpinned_chunks_of_any_class():
 
 def test_room_for_a_pinned_chunk_is_known_without_storing_it():
     cache = make()
-    assert cache.has_room_for_pinned(16 * KIB) and not cache.has_room_for_pinned(128 * KIB)
+    assert cache.can_store_pinned(16 * KIB) and not cache.can_store_pinned(128 * KIB)
     fill(cache, [1, 2, 3, 4])
-    assert cache.has_room_for_pinned(16 * KIB) and cache.has_room_for_pinned(5000)
+    assert cache.can_store_pinned(16 * KIB) and cache.can_store_pinned(5000)
     assert held(cache) == [cid(number) for number in (1, 2, 3, 4)]
     for number in (1, 2, 3, 4):
         cache.pin_chunk(cid(number), 16 * KIB)
-    assert not cache.has_room_for_pinned(16 * KIB) and not cache.has_room_for_pinned(5000)
+    assert not cache.can_store_pinned(16 * KIB) and not cache.can_store_pinned(5000)
     cache.unpin_chunk(cid(1), 16 * KIB)
-    assert cache.has_room_for_pinned(16 * KIB) and cache.has_room_for_pinned(5000)
+    assert cache.can_store_pinned(16 * KIB) and cache.can_store_pinned(5000)
 
 
 def test_pinned_chunks_do_not_count_as_borrowed():
@@ -657,16 +657,16 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         }
         safe = {slot.cid for slot in self.holds if not slot.is_gone} | self.pins.keys()
         is_pinned = cid(number) in self.pins
-        has_room = self.cache.has_room_for_pinned(length)
+        can_store = self.cache.can_store_pinned(length)
         try:
             slot, actions = self.cache.allocate_slot(cid(number), length, keep_class)
         except errors.CacheFull:
-            assert not (is_pinned and has_room)
+            assert not (is_pinned and can_store)
             may_go = (v[1] for c, v in same_size.items() if c not in safe)
             assert all(not is_pinned and its > keep_class for its in may_go)
             assert set(self.cache.cids()) == set(before)
             return
-        assert has_room or not is_pinned
+        assert can_store or not is_pinned
         self.note_actions(actions)
         gone = set(before) - set(self.cache.cids())
         assert not gone & safe
