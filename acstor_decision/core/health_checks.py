@@ -129,8 +129,8 @@ def _tables(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
             finding.Severity.ERROR,
             "v-node tables in the database are damaged",
             [f"epoch {epoch}" for epoch in seen.damaged_epochs],
-            "acstor-decision publishes the table before it again; check the disk and the log of "
-            "the database, and run DELETE FROM rings WHERE epoch = <epoch>",
+            "hosts keep their table; check the disk and the log of the database, and run DELETE "
+            "FROM rings WHERE epoch = <epoch>",
         )
     if not seen.epoch:
         if seen.hosts:

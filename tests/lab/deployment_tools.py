@@ -38,7 +38,7 @@ TOOLS = tool_venv.ToolVenv(
 )
 HELM = VENV / "bin/helm"
 KOLLA = VENV / "share/kolla-ansible"
-RUN_S = 3600.0  # key generation and Ansible take minutes on a busy machine
+RUN_S = 500.0
 
 
 def require() -> None:
