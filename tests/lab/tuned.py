@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+ANNOUNCED_CHUNKS = "acstor_agent.engine.gossip.announcements.ANNOUNCED_CHUNKS"
 BACKGROUND_LIMIT = "acstor_agent.engine_io.exchange.MAX_PREFETCHES"
 BOOT_ID_FILE = "acstor_agent.disks.disks.BOOT_ID_FILE"
 BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
@@ -32,6 +33,10 @@ FLATTEN_JOBS = "acstor_glance.gateway.flatten.job_slots.JOBS"
 FORMER_TABLE_LIFETIME_S = "acstor_agent.cloud.ring_store.FORMER_TABLE_LIFETIME_S"
 GATEWAY_READS = "acstor_glance.gateway.read_admission.READS"
 GATEWAY_TIMEOUT_S = "acstor_glance.gateway.read_admission.TIMEOUT_S"
+HANDSHAKES = "acstor_common.identity.handshake_rate_limit.OF_UNAUTHENTICATED"
+HANDSHAKES_OF_ADDRESS = "acstor_common.identity.handshake_rate_limit.OF_ADDRESS"
+LOOKUPS_OF_ALL = "acstor_agent.engine.gossip.announcements.LOOKUPS_OF_ALL"
+LOOKUPS_OF_PEER = "acstor_agent.engine.gossip.announcements.LOOKUPS_OF_PEER"
 METRICS_KEPT_S = "acstor_common.service.metrics_endpoint.KEPT_S"
 NOTIFICATION_POOL = "acstor_glance.controller.notifications.POOL"
 OVERLOAD_SHARE = "acstor_decision.core.membership.members.OVERLOAD_SHARE"
@@ -52,8 +57,8 @@ TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 
 VARIABLE = "ACSTOR_LAB_CONSTANTS"
 """Environment variable of a WSGI server's program: constants as JSON."""
-Constants = Mapping[str, float | str]
-"""Values by the constants' full names."""
+Constants = Mapping[str, float | str | Sequence[float]]
+"""Values by the constants' full names; a named tuple's fields as a sequence."""
 
 
 def argv(module: str, constants: Constants) -> Sequence[str | pathlib.Path]:
@@ -69,7 +74,9 @@ def change(constants: Constants) -> None:
     for name, value in constants.items():
         module_name, _, constant = name.rpartition(".")
         module = importlib.import_module(module_name)
-        setattr(module, constant, type(getattr(module, constant))(value))
+        of_type = type(getattr(module, constant))
+        fields = getattr(of_type, "_make", of_type)  # a named tuple's, or a plain type
+        setattr(module, constant, fields(value))
 
 
 def main() -> Any:
