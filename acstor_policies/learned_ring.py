@@ -54,7 +54,7 @@ class LearnedRing(base.Lockstep):
 
     def guest_read(self, image_id: ids.ImageId, offset: int) -> None:
         """Note where guests of this host read."""
-        self.steps.record_read(image_id, self._context.ring.own_host, offset, self._context.now)
+        self.steps.note_offset(image_id, self._context.ring.own_host, offset, self._context.now)
 
     def refer(
         self, pending: PendingRequest, is_named: Callable[[ids.HostId], bool]
@@ -68,7 +68,7 @@ class LearnedRing(base.Lockstep):
             return None
         own_host, home = context.ring.own_host, context.ring.home(ref.ring_position)
         place = ref.image_id, host, ref.offset, context.now
-        self.steps.record_read(*place)
+        self.steps.note_offset(*place)
         others = [
             other for other in self.steps.in_step(*place) if other != own_host and is_named(other)
         ]

@@ -53,7 +53,7 @@ class ReadPositions:
     """Positions of readers of images, from requests of peers and local reads.
 
     >>> steps, image, other = ReadPositions(), ids.ImageId("i"), ids.HostId("h2")
-    >>> steps.record_read(image, ids.HostId("h1"), 0, now=1.0)
+    >>> steps.note_offset(image, ids.HostId("h1"), 0, now=1.0)
     >>> steps.in_step(image, other, 65536, 1.1), steps.in_step(image, other, 1 << 30, 1.1)
     (['h1'], [])
     """
@@ -61,7 +61,7 @@ class ReadPositions:
     def __init__(self) -> None:
         self._images: lru_table.LruTable[ids.ImageId, _Readers] = lru_table.LruTable(IMAGES)
 
-    def record_read(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
+    def note_offset(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
         """Record the position of a host."""
         hosts = self._images.get(image_id)
         if hosts is None:

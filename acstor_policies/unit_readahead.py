@@ -15,9 +15,9 @@ class UnitReadahead:
     """The prediction for one image: up to ``limit_bytes`` after one read; 0: no readahead.
 
     >>> ahead = UnitReadahead(limit_bytes=8 << 20)
-    >>> ahead.record_read(4096, 4096, now_s=0.0)
+    >>> ahead.predict_range(4096, 4096, now_s=0.0)
     (0, 2048000)
-    >>> ahead.record_read(8192, 4096, now_s=0.001)
+    >>> ahead.predict_range(8192, 4096, now_s=0.001)
     (0, 0)
     """
 
@@ -26,7 +26,7 @@ class UnitReadahead:
         self._navigator = navigator.Navigator()
         self._requested: lru_table.LruTable[int, None] = lru_table.LruTable(navigator.ZONE_LIMIT)
 
-    def record_read(self, offset: int, length: int, now_s: float) -> _Range:
+    def predict_range(self, offset: int, length: int, now_s: float) -> _Range:
         """Record a read; return the range (start, stop) to fetch, perhaps with it; empty: none."""
         if not self._limit_bytes or not length:
             return (0, 0)

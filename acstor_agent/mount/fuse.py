@@ -244,7 +244,7 @@ class MirrorOperations(pyfuse3.Operations):
         found = self._images.get_nowait(opening.image_id) if opening else None
         if opening is not None and found is not None:
             if found.recorder is not None:
-                found.recorder.record_read(opening.opener, off, size, time.monotonic())
+                found.recorder.record_guest_read(opening.opener, off, size, time.monotonic())
             if found.timelines and (timing := found.timelines.get(opening.guest)):
                 return await timing.run_timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)

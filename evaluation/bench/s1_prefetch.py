@@ -114,7 +114,7 @@ def play(trace: Iterable[Read], predictor: readahead.Predictor) -> Outcome:
     for think_s, offset, length in trace:
         now_s += think_s
         link.advance(now_s)
-        start, stop = predictor.record_read(offset, length, now_s)
+        start, stop = predictor.predict_range(offset, length, now_s)
         wanted = chunks_of(offset, offset + length)
         for chunk_no in wanted:
             if chunk_no not in read:

@@ -179,7 +179,7 @@ class Reader:
     def _read_ahead(self, numbers: range) -> None:
         """Read ahead."""
         length = len(numbers) * CHUNK
-        start, stop = self._ahead.record_read(numbers.start * CHUNK, length, self.world.now)
+        start, stop = self._ahead.predict_range(numbers.start * CHUNK, length, self.world.now)
         last = min(-(-stop // CHUNK), len(self.world.chunks))
         ahead = self._missing(range(start // CHUNK, last))
         if ahead:

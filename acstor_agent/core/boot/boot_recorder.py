@@ -13,8 +13,8 @@ class BootRecorder:
     >>> window = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=100)
     >>> recorder = BootRecorder(geometry.Geometry(1 << 20, 65536), window, least_chunks=2)
     >>> opener = recorder.open(0.0)
-    >>> recorder.record_read(opener, 65536, 100, 1.0)
-    >>> recorder.record_read(opener, 0, 100, 2.0)
+    >>> recorder.record_guest_read(opener, 65536, 100, 1.0)
+    >>> recorder.record_guest_read(opener, 0, 100, 2.0)
     >>> recorder.take_finished_traces(11.9), recorder.take_finished_traces(12.0), recorder.is_idle
     ([], [(1, 0)], True)
     """
@@ -39,7 +39,7 @@ class BootRecorder:
             self._opened_s[opener] = now_s
         return opener
 
-    def record_read(self, opener: int, offset: int, length: int, now_s: float) -> None:
+    def record_guest_read(self, opener: int, offset: int, length: int, now_s: float) -> None:
         """Record a read of a guest."""
         recorder = self._open.get(opener)
         if recorder is not None:

@@ -48,7 +48,7 @@ READERS = 32
 class Predictor(Protocol):
     """Predicts which range of an image to fetch before a guest requests it."""
 
-    def record_read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
+    def predict_range(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Record a read; return the range (start, stop) to fetch now, empty if none."""
 
 
@@ -99,7 +99,7 @@ class ReadAhead:
     """The readahead of one image; ``limit_bytes`` is the widest window, 0 disables it.
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
-    >>> [ahead.record_read(n * 131072, 131072, now_s=0.0) for n in range(4)]
+    >>> [ahead.predict_range(n * 131072, 131072, now_s=0.0) for n in range(4)]
     [(0, 0), (0, 0), (393216, 655360), (655360, 917504)]
     """
 
@@ -109,7 +109,7 @@ class ReadAhead:
         self._read_bytes = 0
         self._unread: set[int] = set()
 
-    def record_read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
+    def predict_range(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Record a read; return the range (start, stop) to fetch now, empty if none."""
         if not self._limit_bytes:
             return (0, 0)

@@ -374,7 +374,7 @@ class Mirror:
                 self._put_all(offset, view, missing, await request.wait())
 
     def _read_ahead(self, offset: int, length: int) -> None:
-        start, stop = self._ahead.record_read(offset, length, trio.current_time())
+        start, stop = self._ahead.predict_range(offset, length, trio.current_time())
         if start == stop:
             return
         size = self._chunk_bytes

@@ -31,7 +31,7 @@ def decode(payload):
 def boot(host, image, recording):
     opener = recording.image_opened(image)
     for chunk_no in TRACE if opener else ():
-        image.recorder.record_read(opener, chunk_no * CHUNK, 1, host.now_s)
+        image.recorder.record_guest_read(opener, chunk_no * CHUNK, 1, host.now_s)
 
 
 async def test_boots_are_recorded_and_sent_and_the_recorder_is_removed(host, autojump_clock):

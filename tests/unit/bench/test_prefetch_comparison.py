@@ -16,7 +16,7 @@ class Oracle:
     def __init__(self, start, stop):
         self._range = (start * CHUNK, stop * CHUNK)
 
-    def record_read(self, offset, length, now_s):
+    def predict_range(self, offset, length, now_s):
         found, self._range = self._range, (0, 0)
         return found
 

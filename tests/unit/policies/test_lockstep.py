@@ -161,10 +161,10 @@ def test_state_is_bounded():
     queues = types.SimpleNamespace(has_met_queue=lambda now: True)
     steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, queues)
     for n in range(lockstep.IMAGES + 5):
-        steps.record_read(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
+        steps.note_offset(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
         table.propose_predecessor(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)
     for n in range(lockstep.HOSTS + 5):
-        steps.record_read(IMAGE, ids.HostId(f"h{n}"), 0, 0.0)
+        steps.note_offset(IMAGE, ids.HostId(f"h{n}"), 0, 0.0)
     assert len(table) == len(steps._images) == lockstep.IMAGES
     assert len(steps.in_step(IMAGE, ids.HostId("x"), 0, 0.0)) == lockstep.HOSTS
 

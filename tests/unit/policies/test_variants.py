@@ -78,7 +78,7 @@ def test_exchange_gets_its_own_policies():
 )
 def test_variants_turn_read_ahead_off(chosen, is_ahead):
     ahead = settings.make_read_ahead(own(*chosen), readahead.LOCAL)
-    ranges = [ahead.record_read(number << 17, 1 << 17, 0.0) for number in range(64)]
+    ranges = [ahead.predict_range(number << 17, 1 << 17, 0.0) for number in range(64)]
     assert any(stop > start for start, stop in ranges) == is_ahead
 
 

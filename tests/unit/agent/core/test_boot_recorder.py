@@ -19,7 +19,7 @@ def recorder(least_chunks=2):
 
 def read(made, opener, chunk_nos, now_s):
     for chunk_no in chunk_nos:
-        made.record_read(opener, chunk_no * CHUNK, 1, now_s)
+        made.record_guest_read(opener, chunk_no * CHUNK, 1, now_s)
 
 
 def test_two_guests_are_recorded_separately():
@@ -97,7 +97,7 @@ def test_random_reads_yield_only_valid_boot_traces(events):
         if what == "open":
             assert 0 <= made.open(now_s) <= boot_recorder.OPENERS
         elif what == "read":
-            made.record_read(opener, offset, length, now_s)
+            made.record_guest_read(opener, offset, length, now_s)
         for trace in made.take_finished_traces(now_s) if what == "take" else []:
             assert boot_trace.why_invalid(trace, CUT.chunk_count) == ""
             assert 2 <= len(trace) < WINDOW.limit_chunks

@@ -11,7 +11,7 @@ READ = 128 * 1024
 
 
 def read_in_order(ahead, start, count):
-    return [ahead.record_read(start + n * READ, READ, 0.0) for n in range(count)]
+    return [ahead.predict_range(start + n * READ, READ, 0.0) for n in range(count)]
 
 
 def test_readahead_of_a_sequential_reader_has_no_gap_or_overlap():
@@ -47,7 +47,7 @@ def test_limit_below_the_free_window_is_respected():
 
 def test_copying_program_gets_readahead_of_several_reads():
     ahead = readahead.ReadAhead(64 * MIB)
-    ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(100)]
+    ranges = [ahead.predict_range(at * MIB, MIB, 0.0) for at in range(100)]
     assert ranges[:2] == [(0, 0), (0, 0)] and ranges[2] == (3 * MIB, 4 * MIB)
     fetched = [(at, start, stop) for at, (start, stop) in enumerate(ranges) if stop]
     began = [stop for at, _, stop in fetched if at < readahead.COPIED_READS - 1]
@@ -60,7 +60,7 @@ def test_copying_program_gets_readahead_of_several_reads():
 def test_readahead_counts_the_bytes_read_from_where_the_reader_began():
     def relative(first: int) -> list[tuple[int, int]]:
         ahead = readahead.ReadAhead(64 * MIB)
-        ranges = [ahead.record_read((first + at) * MIB, MIB, 0.0) for at in range(40)]
+        ranges = [ahead.predict_range((first + at) * MIB, MIB, 0.0) for at in range(40)]
         return [(start - first * MIB, stop - first * MIB) for start, stop in ranges if stop]
 
     assert relative(first=500) == relative(first=0)
@@ -68,7 +68,7 @@ def test_readahead_counts_the_bytes_read_from_where_the_reader_began():
 
 def test_readahead_of_a_long_copy_grows_with_the_bytes_read():
     ahead = readahead.ReadAhead(64 * MIB)
-    ranges = [ahead.record_read(at * MIB, MIB, 0.0) for at in range(1000)]
+    ranges = [ahead.predict_range(at * MIB, MIB, 0.0) for at in range(1000)]
     reach = max(stop - (at + 1) * MIB for at, (_, stop) in enumerate(ranges) if stop)
     assert readahead.COPY_READS * MIB < reach <= 1000 * MIB // readahead.WORTH
     assert not any(start % MIB or stop % MIB for start, stop in ranges)
@@ -85,14 +85,14 @@ def test_random_reader_gets_no_readahead():
     rng = random.Random(4)
     ahead = readahead.ReadAhead(8 * MIB)
     for _ in range(1000):
-        assert ahead.record_read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
+        assert ahead.predict_range(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
 
 
 def test_two_sequential_readers_of_an_image_are_distinguished():
     ahead = readahead.ReadAhead(MIB)
     far = 512 * MIB
     ranges = [
-        ahead.record_read(place + n * READ, READ, 0.0) for n in range(20) for place in (0, far)
+        ahead.predict_range(place + n * READ, READ, 0.0) for n in range(20) for place in (0, far)
     ]
     for start, some in ((0, ranges[::2]), (far, ranges[1::2])):
         fetched = [r for r in some if r[1]]
@@ -109,7 +109,7 @@ def test_readers_that_stop_leave_little_unread_in_total():
         start, fetched_to = run * 64 * MIB, 0
         for n in range(rng.randrange(1, 12)):
             at = start + n * READ
-            begin, stop = ahead.record_read(at, READ, 0.0)
+            begin, stop = ahead.predict_range(at, READ, 0.0)
             fetched_to = max(fetched_to, stop)
             fetched_bytes += stop - begin
             read_bytes += READ
@@ -126,15 +126,15 @@ def test_readahead_read_in_another_order_counts_as_read():
         start, stop = ranges[-1]
         assert stop - start == readahead.FIRST_WINDOW_BYTES
         for offset in reversed(range(start, stop, READ)):
-            ahead.record_read(offset + 4096, READ - 4096, 0.0)
+            ahead.predict_range(offset + 4096, READ - 4096, 0.0)
 
 
 def test_idle_readers_are_forgotten():
     ahead = readahead.ReadAhead(MIB)
-    ahead.record_read(0, READ, 0.0)
+    ahead.predict_range(0, READ, 0.0)
     for n in range(readahead.READERS):
-        ahead.record_read((n + 10) * MIB, 4096, 0.0)
-    assert ahead.record_read(READ, READ, 0.0) == (0, 0)
+        ahead.predict_range((n + 10) * MIB, 4096, 0.0)
+    assert ahead.predict_range(READ, READ, 0.0) == (0, 0)
 
 
 def test_limit_zero_disables_readahead():
@@ -162,7 +162,7 @@ class FarLink:
         began_s = self.now_s
         for n in range(count):
             offset = begin + n * READ
-            start, stop = self._ahead.record_read(offset, READ, self.now_s)
+            start, stop = self._ahead.predict_range(offset, READ, self.now_s)
             self.fetched_to = max(self.fetched_to, stop)
             self._fetch(offset, offset + READ)
             self._fetch(start, stop)
