@@ -168,7 +168,7 @@ class Engine:
 
         :raises errors.LocalProtocolError: neither GUEST nor a priority of ``prefetch_limits``
         """
-        self.pending.request_chunks(batch, priority, token, deadline_s, is_retried, guest)
+        self.pending.add_read(batch, priority, token, deadline_s, is_retried, guest)
 
     @_event
     def request_batches(
@@ -178,7 +178,7 @@ class Engine:
     ) -> None:
         """Fetch several batches, each with its own token, as :meth:`request_chunks` does."""
         for token, refs in batches:
-            self.pending.request_chunks(refs, priority, token, math.inf, is_retried=False)
+            self.pending.add_read(refs, priority, token, math.inf, is_retried=False)
 
     @_event
     def cancel_reads(self, *tokens: Hashable) -> None:

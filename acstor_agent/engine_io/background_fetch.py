@@ -40,7 +40,7 @@ class BackgroundFetch(Generic[T]):
     def __len__(self) -> int:
         return self._left_chunks + len(self._arrived)
 
-    def request_chunks(self, items: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
+    def request_items(self, items: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Fetch chunks that are not in the cache, each for an item of the caller."""
         run_chunks = self._driver.core.context.settings.run_chunks
         self._request_runs([_FetchRun(self, *run) for run in _runs(items, run_chunks)])

@@ -174,7 +174,7 @@ class Exchange(engine_driver.EngineDriver):
         """Return whether a chunk is in the cache."""
         return cid in self._cache
 
-    def request_chunks(
+    def submit_read(
         self,
         refs: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
@@ -199,11 +199,11 @@ class Exchange(engine_driver.EngineDriver):
         deadline_s: float = math.inf,
         is_retried: bool = True,
     ) -> FetchedChunk:
-        """Return a chunk from the cache, or else as :meth:`request_chunks` fetches it."""
+        """Return a chunk from the cache, or else as :meth:`submit_read` fetches it."""
         cached = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
         if cached is not None:
             return FetchedChunk(cached, Origin.CACHE)
-        with self.request_chunks((ref,), priority, deadline_s, is_retried=is_retried) as request:
+        with self.submit_read((ref,), priority, deadline_s, is_retried=is_retried) as request:
             return (await request.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:

@@ -48,7 +48,7 @@ async def bring(
 ) -> exchange.FetchedChunk:
     """Fetch a chunk in the background."""
     with host.background_fetch(priority) as ahead:
-        ahead.request_chunks([(None, wanted)])
+        ahead.request_items([(None, wanted)])
         [(_, outcome)] = await ahead.wait_for_arrivals()
     if isinstance(outcome, Exception):
         raise outcome

@@ -66,7 +66,7 @@ class PendingReads:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def request_chunks(
+    def add_read(
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         priority: Priority,

@@ -301,7 +301,7 @@ class BackgroundFill:
                     refs.append((number, ref))
             except errors.AcstorError as e:
                 filling.chunk_failed(number, str(e))
-        ahead.request_chunks(refs)
+        ahead.request_items(refs)
 
     def _take(self, filling: _FillSlice, number: int, outcome: background_fetch.Outcome) -> None:
         if isinstance(outcome, errors.AcstorError):

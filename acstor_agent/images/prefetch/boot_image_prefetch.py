@@ -210,7 +210,7 @@ class BootImagePrefetch:
                 if left and len(ahead) < MAX_IN_FLIGHT:
                     ref = left.popleft()
                     await self._wait_for_turn(ref.length)
-                    ahead.request_chunks([(ref, ref)])
+                    ahead.request_items([(ref, ref)])
                     continue
                 with trio.move_on_after(FETCH_S) as waiting:
                     for ref, outcome in await ahead.wait_for_arrivals():

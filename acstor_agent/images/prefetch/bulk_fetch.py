@@ -117,5 +117,5 @@ async def _batches_of(
         missing: list[_Item[_T]] = []
         for chunk in batch:
             (local if is_cached(chunk[1]) else missing).append(chunk)
-        ahead.request_chunks((chunk, chunk[1]) for chunk in missing)
+        ahead.request_items((chunk, chunk[1]) for chunk in missing)
         yield [(chunk, None) for chunk in local]

@@ -135,7 +135,7 @@ class AdvertisedPrefetch:
                 while self._next or ahead:
                     asked = self._not_here()
                     left.update(chunk_no for chunk_no, _ in asked)
-                    ahead.request_chunks(asked)
+                    ahead.request_items(asked)
                     for chunk_no, outcome in await ahead.wait_for_arrivals() if ahead else ():
                         left.discard(chunk_no)
                         is_here = not isinstance(outcome, errors.AcstorError)

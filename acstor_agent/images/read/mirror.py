@@ -303,7 +303,7 @@ class Mirror:
     def _request_missing(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.guest_requested(numbers)
         refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
-        return self._chunks.request_chunks(
+        return self._chunks.submit_read(
             refs, guest, self._reads.deadline_s, read_admission.current_wait()
         )
 

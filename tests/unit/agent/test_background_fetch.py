@@ -33,7 +33,7 @@ def numbers_of(core):
 
 
 def ask(ahead, numbers, image=one_machine.IMAGE):
-    ahead.request_chunks((n, one_machine.chunk(n, image)) for n in numbers)
+    ahead.request_items((n, one_machine.chunk(n, image)) for n in numbers)
 
 
 def fetched(number):
@@ -57,7 +57,7 @@ def test_adjacent_chunks_are_requested_as_runs(core, ahead, numbers, runs):
 
 def test_chunks_of_two_images_are_separate_runs(core, ahead):
     refs = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
-    ahead.request_chunks(enumerate(refs))
+    ahead.request_items(enumerate(refs))
     assert numbers_of(core) == [[0], [1]]
 
 

@@ -127,7 +127,7 @@ async def test_batch_of_a_frame_and_a_chunk_reads_each_at_its_own_location(host,
         host.chunks.chunk_ref_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
         host.chunks.chunk_ref_of(image.map, 5),
     ][::at]
-    with host.chunks.request_chunks(refs, deadline_s=one_host.DEADLINE_S) as wish:
+    with host.chunks.submit_read(refs, deadline_s=one_host.DEADLINE_S) as wish:
         came = [bytes(fetched.data) for fetched in await wish.wait()]
     assert came == [frame, DATA[5 * CHUNK : 6 * CHUNK]][::at]
     assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]

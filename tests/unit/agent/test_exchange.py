@@ -77,7 +77,7 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
 
 async def test_batch_completes_in_its_order(cloud, autojump_clock):
     refs = [cloud.ref_of(n) for n in (5, 3, 5, 20, 4)]
-    with cloud.hosts["h1"].request_chunks(refs) as wish:
+    with cloud.hosts["h1"].submit_read(refs) as wish:
         got = await wish.wait()
     assert [bytes(one.data) for one in got] == [bytes_of(n) for n in (5, 3, 5, 20, 4)]
     assert not len(cloud.hosts["h1"].core)
@@ -306,7 +306,7 @@ async def test_large_reader_does_not_delay_other_guests_of_an_image(tmp_path, au
 
         async def guest(opener, numbers):
             with disk_io.use_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
-                with cloud.hosts["h1"].request_chunks([cloud.ref_of(n) for n in numbers]) as wish:
+                with cloud.hosts["h1"].submit_read([cloud.ref_of(n) for n in numbers]) as wish:
                     await wish.wait()
             took[opener] = trio.current_time()
 
@@ -823,7 +823,7 @@ async def test_read_waits_for_the_only_holder_while_it_is_unreachable(wide_cloud
     came, waiting = [], blocked_requests.Wait(None, 0.0, None)
 
     async def wait():
-        with wide_cloud.hosts[reader].request_chunks([wanted], guest_wait=waiting) as wish:
+        with wide_cloud.hosts[reader].submit_read([wanted], guest_wait=waiting) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -842,7 +842,7 @@ async def test_read_without_a_deadline_waits_minutes_for_the_source(cloud, autoj
     name = cloud.home(cloud.ref_of(0))
 
     async def wait(host):
-        with host.request_chunks([cloud.ref_of(0)], guest_wait=waiting) as wish:
+        with host.submit_read([cloud.ref_of(0)], guest_wait=waiting) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:

@@ -104,7 +104,7 @@ async def read(cloud, numbers, deadline_s=15.0, within_s=12.0):
     refs = [cloud.ref_of(n) for n in numbers]
     with (
         trio.fail_after(within_s),
-        cloud.hosts["h1"].request_chunks(refs, deadline_s=deadline_s) as wish,
+        cloud.hosts["h1"].submit_read(refs, deadline_s=deadline_s) as wish,
     ):
         came = await wish.wait()
     assert [bytes(chunk.data) for chunk in came] == [exchange_cloud.bytes_of(n) for n in numbers]
@@ -174,7 +174,7 @@ async def test_cancelled_batch_does_not_cancel_chunks_that_others_wait_for(tmp_p
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, numbers = cloud.hosts["h1"], cloud.peers[:COUNT]
-        with host.request_chunks([cloud.ref_of(n) for n in numbers]):
+        with host.submit_read([cloud.ref_of(n) for n in numbers]):
             await nets.wait_until(lambda: peer.asked)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, cloud, numbers[2:4])
@@ -240,7 +240,7 @@ async def test_thousand_reads_of_one_chunk_share_one_request(tmp_path):
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, number = cloud.hosts["h1"], cloud.peers[0]
-        wishes = [host.request_chunks([cloud.ref_of(number)]) for _ in range(1000)]
+        wishes = [host.submit_read([cloud.ref_of(number)]) for _ in range(1000)]
         await nets.wait_until(lambda: peer.asked)
         for wish in wishes[::2]:  # every other guest is killed
             wish.__exit__(None, None, None)

@@ -112,7 +112,7 @@ async def test_waiting_guest_read_names_the_host_that_downloads_the_image(cloud,
     reader = next(name for name in NAMES if name != cloud.image_home)
     waiting = blocked_requests.Wait(None, 0.0, None)
     wanted = [cloud.ref_of(CHUNKS - 1)]
-    with cloud.hosts[reader].request_chunks(wanted, deadline_s=60.0, guest_wait=waiting) as wish:
+    with cloud.hosts[reader].submit_read(wanted, deadline_s=60.0, guest_wait=waiting) as wish:
         with trio.fail_after(20):
             while "for all hosts" not in waiting.why:  # noqa: ASYNC110 - no event
                 await trio.sleep(0.02)

@@ -274,7 +274,7 @@ async def test_constantly_waiting_guest_slows_the_fill_but_does_not_stop_it(keep
 @pytest.fixture
 def batches(monkeypatch):
     """Chunks in each request of the background fill, and chunks in flight after it."""
-    found, ask = [], background_fetch.BackgroundFetch.request_chunks
+    found, ask = [], background_fetch.BackgroundFetch.request_items
 
     def noted(self, things):
         things = list(things)
@@ -282,7 +282,7 @@ def batches(monkeypatch):
         if things:
             found.append((len(things), len(self)))
 
-    monkeypatch.setattr(background_fetch.BackgroundFetch, "request_chunks", noted)
+    monkeypatch.setattr(background_fetch.BackgroundFetch, "request_items", noted)
     return found
 
 

@@ -37,7 +37,7 @@ async def test_transfer_that_a_guest_waits_for_is_measured_with_its_time(cloud, 
 async def test_concurrent_transfers_are_measured_one_by_one(cloud, autojump_clock):
     _, home, name = asked(cloud)
     refs = [cloud.ref_of(n) for n in range(40) if cloud.home(cloud.ref_of(n)) == home]
-    with cloud.hosts[name].request_chunks(refs) as wish:
+    with cloud.hosts[name].submit_read(refs) as wish:
         await wish.wait()
     assert len(refs) > 1
     assert sum(moved[2] for moved in cloud.moved) == len(refs) * CHUNK
@@ -130,9 +130,7 @@ async def test_source_time_of_each_chunk_ends_with_its_own_bytes(cloud, autojump
     cloud.source.read_pieces = one_after_the_other
     homes = [cloud.home(cloud.ref_of(n)) for n in range(40)]
     first = next(n for n in range(38) if homes[n] == homes[n + 1] == homes[n + 2])
-    with cloud.hosts[homes[first]].request_chunks(
-        [cloud.ref_of(first + n) for n in range(3)]
-    ) as wish:
+    with cloud.hosts[homes[first]].submit_read([cloud.ref_of(first + n) for n in range(3)]) as wish:
         await wish.wait()
     counted = cloud.hosts[homes[first]].counters
     assert counted.source_timed_bytes == 3 * CHUNK

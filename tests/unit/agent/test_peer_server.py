@@ -156,7 +156,7 @@ async def test_priorities_of_peers_are_refused_for_local_reads(requester, autoju
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
         await host.fetch_chunk(wanted, priority)
     with host.background_fetch(priority) as ahead:
-        ahead.request_chunks([("it", wanted)])
+        ahead.request_items([("it", wanted)])
         ((thing, outcome),) = await ahead.wait_for_arrivals()
     assert thing == "it" and isinstance(outcome, errors.SourceUnreachable)
     assert not len(host.core) and not host.core.pending
@@ -167,8 +167,8 @@ async def test_exception_in_a_background_fetch_fails_only_its_batch(requester, a
     host, refs = requester.cloud.hosts[SERVER], [requester.cloud.ref_of(n) for n in range(4)]
     refs[1] = refs[1]._replace(oid="nonsense")
     with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:
-        ahead.request_chunks(enumerate(refs[:2]))
-        ahead.request_chunks(enumerate(refs[2:], 2))
+        ahead.request_items(enumerate(refs[:2]))
+        ahead.request_items(enumerate(refs[2:], 2))
         outcomes = {}
         while ahead:
             outcomes.update(await ahead.wait_for_arrivals())

@@ -65,13 +65,13 @@ async def test_guest_read_is_served_before_queued_background_requests(cloud):
     giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
     refs = [ref for n in range(40) if cloud.home(ref := cloud.ref_of(n)) == "h1"]
     for ref in refs:
-        with giver.request_chunks((ref,)) as wish:
+        with giver.submit_read((ref,)) as wish:
             await wish.wait()
     uplink = giver.core.requests.uploads
     uplink.slots.count = 0
-    with reader.request_chunks(refs, Priority.HYDRATE):
+    with reader.submit_read(refs, Priority.HYDRATE):
         await nets.wait_until(lambda: len(uplink) == len(refs))
-        with reader.request_chunks(refs[-1:]) as wish:
+        with reader.submit_read(refs[-1:]) as wish:
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
             uplink.slots.count = 1
             [connection] = cloud.nets["h1"]._incoming
@@ -89,7 +89,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
         await cloud.join()
         cloud.source.delay_s = 2.0
         ref = next(ref for n in range(40) if cloud.home(ref := cloud.ref_of(n)) == "h1")
-        with trio.fail_after(10), cloud.hosts["h2"].request_chunks((ref,)) as wish:
+        with trio.fail_after(10), cloud.hosts["h2"].submit_read((ref,)) as wish:
             home = cloud.hosts["h2"].core.context.peers.get(ids.HostId("h1"))
             await nets.wait_until(lambda: home.last_heard_s)
             assert not cloud.hosts["h2"].has_chunk(ref.cid)
