@@ -70,7 +70,7 @@ class ImageRequests:
             _check_hash(found, expected)
             what = f"the first {head_bytes} bytes of image {parsed}"
             if head_bytes:
-                await found.read(0, head_bytes)
+                await found.read_at(0, head_bytes)
             return found
         raise errors.DeadlineExceeded(what, self._timeout_s)
 

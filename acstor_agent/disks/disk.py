@@ -109,7 +109,7 @@ class Disk:
             )
         stretches = self._plan_read(offset, length)
         if len(stretches) == 1 and stretches[0].origin is disk_plan.StretchOrigin.IMAGE:
-            return await (await self._attach(self.header)).read(offset, length, self._guest)
+            return await (await self._attach(self.header)).read_at(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
         is_local = all(stretch.origin is disk_plan.StretchOrigin.DISK for stretch in stretches)
@@ -148,7 +148,7 @@ class Disk:
             image = await self._attach(self.header)
             for at in range(0, len(view), mirror.MAX_READ_BYTES):
                 part = view[at : at + mirror.MAX_READ_BYTES]
-                part[:] = await image.read(stretch.start + at, len(part))
+                part[:] = await image.read_at(stretch.start + at, len(part))
 
     async def write(self, offset: int, data: bytes) -> int:
         """Write what fits; first fetch the rest of partial chunks. Idempotent; returns the length.

@@ -246,8 +246,8 @@ class MirrorOperations(pyfuse3.Operations):
             if found.recorder is not None:
                 found.recorder.record_guest_read(opening.opener, off, size, time.monotonic())
             if found.timelines and (timing := found.timelines.get(opening.guest)):
-                return await timing.run_timed(found.read, off, size, opening.guest)
-            return await found.read(off, size, opening.guest)
+                return await timing.run_timed(found.read_at, off, size, opening.guest)
+            return await found.read_at(off, size, opening.guest)
         if self._inodes.disk_of(fh):
             return await (await self._disk(fh)).read(off, size)
         opening = self._inodes.opening_of(fh)
@@ -255,7 +255,7 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ESTALE)
         met = await self._reattached.get_mirror(opening.image_id, opening.guest)
         met.boots.begin_boot()  # a guest may have been booting during the restart
-        return await met.read(off, size, opening.guest)
+        return await met.read_at(off, size, opening.guest)
 
     @_answers_errors
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:

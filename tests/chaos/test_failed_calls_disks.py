@@ -41,7 +41,7 @@ class MemoryImage:
     async def get_mirror(self, _image_id: object, _guest: object) -> Any:
         return self
 
-    async def read(self, offset: int, length: int, _guest: object = None) -> bytes:
+    async def read_at(self, offset: int, length: int, _guest: object = None) -> bytes:
         return IMAGE[offset : offset + length]
 
 

@@ -217,7 +217,7 @@ class World:
             self._scopes[name].add(scope)
             try:
                 image = await host.opened.get_mirror(image_id, stream)
-                got = await image.read(offset, length, stream)
+                got = await image.read_at(offset, length, stream)
                 if got != self.images[image_id][offset : offset + length]:
                     raise Broken(f"{name}: wrong bytes: {length} at {offset} of {image_id}")
             except errors.AcstorError as e:

@@ -179,7 +179,7 @@ class Mirror:
         keys = self.map.scope_keys
         return [ids.Content(cid, keys) for cid in self.map.cids_between(first, -(-end // size))]
 
-    async def read(
+    async def read_at(
         self, offset: int, length: int, guest: requests.Stream | None = None
     ) -> read_request.Bytes:
         """Return a range of the image, cut at its end; use it before the next await.

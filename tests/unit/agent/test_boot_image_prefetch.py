@@ -128,7 +128,7 @@ async def test_boot_of_a_new_version_reads_its_boot_image_from_the_cache(parts):
             await trio.sleep(0.001)
     for chunk_no in TRACE:
         start = chunk_no * CHUNK
-        assert bytes(await image.read(start, CHUNK)) == DATA[start : start + CHUNK]
+        assert bytes(await image.read_at(start, CHUNK)) == DATA[start : start + CHUNK]
     assert image.counters.read.as_dict()["boot"]["requests"] == len(TRACE)
     head = boot_image.parse_head(parts.stored, "boot image").header.head_bytes
     frames = [read for read in host.source.reads if read[0] >= head and read[1] > CHUNK]
@@ -227,7 +227,7 @@ async def test_missing_or_damaged_boot_image_is_not_prefetched(parts):
 async def test_frames_whose_chunks_are_cached_are_not_fetched(parts):
     former = await parts.host.mirrors.attach_image(FORMER)
     for chunk_no in (*TRACE[2:6], TRACE[6]):  # two frames, and half of one
-        await former.read(chunk_no * CHUNK, CHUNK)
+        await former.read_at(chunk_no * CHUNK, CHUNK)
     came = await parts.ahead().prefetch_boot_image(task(FORMER), report)
     frames = boot_image.parse_head(parts.stored, "boot image").frames
     left = [frame for frame in frames if frame.number not in (1, 2)]

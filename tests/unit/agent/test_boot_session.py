@@ -57,7 +57,7 @@ async def until(condition):
 async def check(image, *chunk_nos):
     for chunk_no in chunk_nos:
         start = chunk_no * CHUNK
-        assert bytes(await image.read(start, CHUNK)) == DATA[start : start + CHUNK]
+        assert bytes(await image.read_at(start, CHUNK)) == DATA[start : start + CHUNK]
 
 
 def read_by(image, origin):
@@ -82,7 +82,7 @@ async def test_chunks_of_the_boot_image_are_read_from_memory(host):
 async def test_reads_across_the_edges_of_the_boot_image_are_correct(host):
     image = await loaded(host)
     for offset, length in [(CHUNK, 5 * CHUNK), (4 * CHUNK + 5, 7 * CHUNK), (19 * CHUNK, 5 * CHUNK)]:
-        assert bytes(await image.read(offset, length)) == DATA[offset : offset + length]
+        assert bytes(await image.read_at(offset, length)) == DATA[offset : offset + length]
 
 
 async def test_each_byte_of_the_boot_image_is_read_from_the_source_once(host):
@@ -239,7 +239,7 @@ async def test_equal_chunks_are_read_once_while_the_boot_image_is_looked_up(host
     image = await attached(host)
     image.boots.begin_boot()
     assert image.boots.may_load_chunk(image.map.cid_of(0))  # the look-up has not ended yet
-    assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
+    assert bytes(await image.read_at(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 

@@ -40,7 +40,9 @@ class Boots:
     async def read(self, image, who, chunk_nos):
         for chunk_no in chunk_nos:
             where, timing = (chunk_no * CHUNK, CHUNK, who), image.timelines.get(who)
-            data = await (timing.run_timed(image.read, *where) if timing else image.read(*where))
+            data = await (
+                timing.run_timed(image.read_at, *where) if timing else image.read_at(*where)
+            )
             assert bytes(data) == DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
 
 

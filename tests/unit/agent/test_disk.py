@@ -171,7 +171,7 @@ async def test_written_data_is_never_served_to_peers(host, made):
         home, waits = peer_request.Mode.HOME, priority.Priority.PEER
         asked = chunk_ref.Request(1, *place, proof, home, waits, 1.0)
         assert isinstance(host.chunks.core.rights.authorize(peer, asked), str)
-    image = bytes(await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK))
+    image = bytes(await (await host.mirrors.attach_image(one_host.IMAGE)).read_at(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]
 
 

@@ -27,7 +27,7 @@ async def host(tmp_path):
 
 async def test_eviction_hint_is_accepted_only_from_the_home_of_the_chunk(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    await image.read(0, len(DATA))
+    await image.read_at(0, len(DATA))
     of_h2 = {image.map.cid_of(number) for number in (1, 4)}
     host.chunks.home_of = lambda ref: H2 if ref.cid in of_h2 else H3
     fanout = event_fanout.EventFanout(

@@ -177,7 +177,7 @@ async def test_fill_waits_for_the_end_of_the_boot(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
     await keeper.wait("booting")
-    await image.read(0, CHUNK)
+    await image.read_at(0, CHUNK)
     assert image.count_cached().cached_bytes == CHUNK
     await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
@@ -791,7 +791,7 @@ async def test_image_with_unwritten_chunks_is_not_reported_fully_cached(tmp_path
     async with still(tmp_path) as keeper:
         keeper.set_limits(chunks_per_checkpoint=1)
         image = await keeper.use()
-        await image.read(0, len(DATA))
+        await image.read_at(0, len(DATA))
         is_written = keeper.host.cache.is_written
         monkeypatch.setattr(keeper.host.cache, "is_written", lambda cid: False)
 

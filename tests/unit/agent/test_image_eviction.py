@@ -62,7 +62,7 @@ class Host:
 
     async def read(self, image_id):
         image = await self.host.mirrors.attach_image(image_id)
-        return bytes(await image.read(0, image.size_bytes))
+        return bytes(await image.read_at(0, image.size_bytes))
 
     def cached(self, image_id):
         return [cid for cid in self.host.mirrors.cids_of(image_id) if cid in self.host.cache]

@@ -70,7 +70,7 @@ class Host:
         await report(CHUNK, len(DATA))
         await self.may_go_on.wait()
         for offset in range(0, len(DATA), CHUNK):
-            await image.read(offset, CHUNK)
+            await image.read_at(offset, CHUNK)
         return {"done_bytes": len(DATA)}
 
     async def flatten_disks(self, image_id, report):
@@ -134,8 +134,8 @@ async def test_unchanged_images_are_reported_once_per_interval(host):
 
 async def test_image_report_counts_bytes_by_origin(host):
     image = await host.parts.mirrors.attach_image(one_host.IMAGE)
-    await image.read(0, CHUNK)
-    await image.read(0, 100)
+    await image.read_at(0, CHUNK)
+    await image.read_at(0, 100)
     [(image_id, held)] = (await host.tasks.changed_images()).items()
     assert (image_id, held.size_bytes, held.cached_bytes) == (one_host.IMAGE, len(DATA), CHUNK)
     assert held.missing_bytes == image.count_cached().missing_bytes > 0
@@ -149,7 +149,7 @@ async def test_boot_set_size_is_reported_for_booting_and_prefetched_images(host)
     image = await host.parts.mirrors.attach_image(one_host.IMAGE)
     assert (await host.all())[one_host.IMAGE].boot_set_bytes is None
     await image.boots._load_head()
-    await image.read(CHUNK, CHUNK)
+    await image.read_at(CHUNK, CHUNK)
     held = (await host.all())[one_host.IMAGE]
     assert (held.boot_set_bytes, held.boot_set_cached_bytes) == (3 * CHUNK, CHUNK)
     host.bases, host.prefetched[one_host.OTHER] = {one_host.OTHER}, boot_set.BootSet(9, 7)

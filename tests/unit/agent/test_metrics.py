@@ -114,7 +114,7 @@ async def picture_of(host, by_image=False):
 async def test_every_number_of_status_has_a_metric(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
-        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read_at(0, 3 * CHUNK)
         picture = await picture_of(host)
     families = exposed(picture)
     for name in picture["exchange"]:
@@ -203,7 +203,7 @@ async def test_read_duration_is_a_cumulative_histogram(tmp_path):
 async def test_metrics_name_images_and_guests_only_with_the_option(tmp_path, by_image):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
-        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read_at(0, 3 * CHUNK)
         for klass, name in (("GUEST", f"{one_host.IMAGE}/8"), ("GUEST", "other/9"), ("PEER", "h2")):
             stream = requests.Stream(requests.Klass[klass], name)
             host.io.counters.count_completion(requests.DiskRequest(stream, 0, 4096), 0.5)

@@ -39,7 +39,7 @@ async def image(host):
 
 async def read(image, offset, length):
     """Read, and keep the bytes before the buffer is used again."""
-    return bytes(await image.read(offset, length))
+    return bytes(await image.read_at(offset, length))
 
 
 async def test_read_of_any_range_returns_the_image_bytes(image):
@@ -69,10 +69,10 @@ async def test_zero_chunks_are_read_without_the_source(host, image):
 
 
 async def test_cached_read_does_not_block(image):
-    await image.read(0, 4 * CHUNK)
+    await image.read_at(0, 4 * CHUNK)
     with trio.CancelScope() as scope:
         scope.cancel()  # any wait is cancelled now
-        assert bytes(await image.read(0, 4 * CHUNK)) == DATA[: 4 * CHUNK]
+        assert bytes(await image.read_at(0, 4 * CHUNK)) == DATA[: 4 * CHUNK]
     assert not scope.cancelled_caught
 
 
@@ -82,9 +82,9 @@ async def test_reused_buffer_has_no_bytes_of_a_former_read(image):
         mirror.BufferPool(),
     )
     image.buffers.put_back(used)
-    found = await image.read(0, len(DATA))
+    found = await image.read_at(0, len(DATA))
     assert bytes(found) == DATA and found.obj is used.obj and image.buffers.free == [used]
-    assert bytes(await image.read(0, len(DATA))) == DATA
+    assert bytes(await image.read_at(0, len(DATA))) == DATA
 
 
 async def test_concurrent_reads_use_separate_buffers(host, image):
@@ -103,12 +103,12 @@ async def test_buffer_of_a_failed_read_is_not_reused(host, image, autojump_clock
     image.buffers = mirror.BufferPool()
     host.source._share = 1.0
     with pytest.raises(errors.DeadlineExceeded):
-        await image.read(0, len(DATA))
+        await image.read_at(0, len(DATA))
     assert not image.buffers.free
 
 
 async def test_read_combines_memory_and_fetched_chunks_without_a_thread(image, monkeypatch):
-    await image.read(0, 4 * CHUNK)
+    await image.read_at(0, 4 * CHUNK)
     monkeypatch.setattr(image._cache, "read", None)  # it would use a thread
     assert await read(image, 0, 8 * CHUNK) == DATA[: 8 * CHUNK]
 
@@ -117,13 +117,13 @@ async def test_readers_of_one_chunk_share_its_fetch(host, image):
     before = len(host.source.reads)
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(image.read, 5 * CHUNK, CHUNK)
+            nursery.start_soon(image.read_at, 5 * CHUNK, CHUNK)
     assert len(host.source.reads) == before + 1
 
 
 async def test_cancelled_reader_does_not_stop_the_fetch(host, image):
     with trio.move_on_after(0):
-        await image.read(6 * CHUNK, CHUNK)
+        await image.read_at(6 * CHUNK, CHUNK)
     await trio.testing.wait_all_tasks_blocked()
     before = len(host.source.reads)
     assert await read(image, 6 * CHUNK, CHUNK) == DATA[6 * CHUNK : 7 * CHUNK]
@@ -141,7 +141,7 @@ async def test_read_of_an_unavailable_chunk_fails_at_its_deadline(host, image, a
     host.source._share = 1.0
     began = trio.current_time()
     with pytest.raises(errors.DeadlineExceeded, match="fails by order"):
-        await image.read(0, 3 * CHUNK)
+        await image.read_at(0, 3 * CHUNK)
     assert trio.current_time() - began == pytest.approx(one_host.DEADLINE_S)
     assert (image.counters.failed_reads, image.counters.in_flight) == (1, 0)
     host.source._share = 0.0
@@ -154,7 +154,7 @@ async def test_read_of_a_missing_chunk_fails_at_once(host, image, autojump_clock
     host.source._error = errors.ChunkMissing
     began = trio.current_time()
     with pytest.raises(errors.ChunkMissing):
-        await image.read(0, 3 * CHUNK)
+        await image.read_at(0, 3 * CHUNK)
     assert trio.current_time() == began
     assert (image.counters.failed_reads, image.counters.lost_reads) == (1, 1)
 
@@ -173,11 +173,11 @@ async def test_readahead_window_is_requested_before_the_reader_waits(host, autoj
     host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
-        await image.read(chunk_no * CHUNK, CHUNK)
+        await image.read_at(chunk_no * CHUNK, CHUNK)
     before = len(host.source.reads)
     host.source._delay, host.source._delay_s = range(10_000), 1e6  # no read completes
     with trio.move_on_after(1):
-        await image.read((readahead.SEQUENTIAL_READS - 1) * CHUNK, CHUNK)
+        await image.read_at((readahead.SEQUENTIAL_READS - 1) * CHUNK, CHUNK)
     assert len(host.source.reads[before:]) > 1
 
 
@@ -194,8 +194,8 @@ async def test_unit_readahead_prefetches_for_a_reader_within_one_unit(host, auto
 async def test_failed_readahead_fails_no_read(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    await image.read(0, CHUNK)
-    await image.read(CHUNK, CHUNK)
+    await image.read_at(0, CHUNK)
+    await image.read_at(CHUNK, CHUNK)
     host.source._share = 1.0
     await trio.sleep(1)
     host.source._share = 0.0
@@ -205,9 +205,9 @@ async def test_failed_readahead_fails_no_read(host, autojump_clock):
 
 async def test_cached_bytes_count_the_chunks_in_the_cache(image):
     assert image.cached_bytes() == 0
-    await image.read(0, 3 * CHUNK)
+    await image.read_at(0, 3 * CHUNK)
     assert image.cached_bytes() == 3 * CHUNK
-    await image.read(0, len(DATA))
+    await image.read_at(0, len(DATA))
     assert len(DATA) - 4 * CHUNK <= image.cached_bytes() <= len(DATA)
 
 
@@ -216,16 +216,16 @@ async def test_missing_bytes_exclude_cached_and_zero_chunks(image):
     wanted = count - sum(image.map.is_zero(number) for number in range(count))
     assert wanted < count
     assert image.count_cached() == (0, wanted * CHUNK, None)
-    await image.read(0, CHUNK)
+    await image.read_at(0, CHUNK)
     assert image.count_cached() == (CHUNK, (wanted - 1) * CHUNK, None)
-    await image.read(0, len(DATA))
+    await image.read_at(0, len(DATA))
     assert image.count_cached().missing_bytes == 0
 
 
 async def test_cached_image_needs_no_source_after_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         image = await host.mirrors.attach_image(one_host.IMAGE)
-        await image.read(0, len(DATA))
+        await image.read_at(0, len(DATA))
     async with one_host.one_host(tmp_path) as host:  # its source has nothing
         image = await host.mirrors.attach_image(one_host.IMAGE)
         assert await read(image, 0, len(DATA)) == DATA
@@ -234,7 +234,7 @@ async def test_cached_image_needs_no_source_after_restart(tmp_path):
 @pytest.mark.allow_log("is damaged in slab file")
 async def test_damaged_cache_slots_are_refetched_transparently(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
-        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, len(DATA))
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read_at(0, len(DATA))
     for slab in (tmp_path / "cache").glob("*.acslab"):  # in any order
         raw = bytearray(slab.read_bytes())
         for at in range(len(raw) // 6, len(raw), 5 * CHUNK):
@@ -253,7 +253,7 @@ async def test_late_guests_are_listed_with_image_and_latest_failure(host, image,
 
     async def wait(name):
         with pytest.raises(errors.DeadlineExceeded):
-            await images[name].read(0, CHUNK, guests[name])
+            await images[name].read_at(0, CHUNK, guests[name])
 
     host.source._share = 1.0
     before = len(host.source.reads)

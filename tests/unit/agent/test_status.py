@@ -43,8 +43,8 @@ async def test_unopened_image_is_reported_without_sizes(host):
 
 async def test_image_report_counts_sizes_and_bytes_by_origin(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    await image.read(2 * CHUNK, 4 * CHUNK)
-    await image.read(2 * CHUNK, CHUNK)
+    await image.read_at(2 * CHUNK, 4 * CHUNK)
+    await image.read_at(2 * CHUNK, CHUNK)
     shown = of_image(host)
     assert shown["size_bytes"] == 6 * CHUNK
     assert shown["chunk_bytes"] == CHUNK
@@ -65,7 +65,7 @@ async def test_image_report_counts_sizes_and_bytes_by_origin(host):
 
 
 async def test_status_can_be_encoded_as_json(host):
-    await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, CHUNK)
+    await (await host.mirrors.attach_image(one_host.IMAGE)).read_at(0, CHUNK)
     exchanged = status.of_exchange(host.chunks, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture

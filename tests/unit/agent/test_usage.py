@@ -190,7 +190,7 @@ async def test_read_counts_as_use(signs):
     await uses.scan_processes()
     signs.let_pass(uses, DAY_S)
     assert not uses.is_used(IMAGE)
-    await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
+    await signs.host.mirrors.get_nowait(IMAGE).read_at(0, 512)
     await uses.scan_processes()
     assert uses.is_used(IMAGE)
 
@@ -228,7 +228,7 @@ async def test_first_guest_after_a_nova_outage_ends_no_use_of_other_images(signs
     for begin in (uses.image_opened, uses.image_closed, uses.image_touched):
         begin(OTHER)
         assert uses.is_used(IMAGE)
-    await signs.host.mirrors.get_nowait(OTHER).read(0, 512)
+    await signs.host.mirrors.get_nowait(OTHER).read_at(0, 512)
     signs.host.mirrors.detach_image(OTHER)
     uses.image_detached(OTHER)
     await signs.host.mirrors.attach_image(OTHER)
@@ -282,7 +282,7 @@ async def test_image_found_later_by_its_map_counts_as_present_at_start(signs):
     await signs.host.mirrors.attach_image(IMAGE)
     await uses.scan_processes()
     assert not uses.is_seen(IMAGE)
-    await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
+    await signs.host.mirrors.get_nowait(IMAGE).read_at(0, 512)
     await uses.scan_processes()
     assert uses.is_seen(IMAGE)
     signs.host.mirrors.detach_image(IMAGE)
