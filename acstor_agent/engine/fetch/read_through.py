@@ -45,9 +45,9 @@ class ReadThrough:
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
         else:
-            self.read(transfer, priority, requester)
+            self.start_source_read(transfer, priority, requester)
 
-    def read(
+    def start_source_read(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
     ) -> None:
         """Start a read of the source, or join the one under way."""
@@ -66,7 +66,7 @@ class ReadThrough:
     ) -> None:
         flow, now = requester or refs[0].image_id, self._context.now
         guest = None if requester else transfer.guest
-        transfer.read = self._context.source_reads.read(refs, priority, flow, now, guest)
+        transfer.read = self._context.source_reads.queue_read(refs, priority, flow, now, guest)
 
     def raise_priority(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
@@ -96,7 +96,7 @@ class ReadThrough:
         if not peers.take_hedge(relay.host) and now < relay.at_s + peer_state.MAX_LATE_S:
             return  # after MAX_LATE_S no budget is needed: the upstream may starve this request
         relay.is_late = True
-        self.read(relay.transfer, urgency)
+        self.start_source_read(relay.transfer, urgency)
 
     def relay_failed(self, attempt: Attempt, failure: Failure) -> bool:
         """Ask under the next name, or the next upstream, or the source; False: all failed."""
@@ -115,7 +115,7 @@ class ReadThrough:
         elif attempt.is_late and transfer.read is None:  # the hedge has failed before
             return False
         elif transfer.read is None:
-            self.read(transfer, most_urgent(transfer))
+            self.start_source_read(transfer, most_urgent(transfer))
         return True
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> bool:

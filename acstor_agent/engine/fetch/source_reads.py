@@ -113,7 +113,7 @@ class SourceReads:
         is_limited = self._full_flow is not None or self._held_by_background >= self._slots_of_flow
         return bool(self._queue) and (is_limited or len(self._ranges) >= self._slots)
 
-    def read(
+    def queue_read(
         self,
         refs: transfer.Refs,
         priority: priority.Priority,

@@ -197,7 +197,7 @@ class PeerRequests:
             receiver.begun += 1
         transfer.peer_requests[pending] = None
         if mode is RELAYED:
-            self._read_through.read(transfer, pending.priority, pending.host)
+            self._read_through.start_source_read(transfer, pending.priority, pending.host)
         else:
             self._read_through.start_read(transfer, pending.priority, pending.host, mode.is_moved)
 

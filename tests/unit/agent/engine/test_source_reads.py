@@ -42,9 +42,9 @@ def reported(reads, number, *indices):
 def test_one_image_leaves_a_slot_for_others(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
-        reads.read(chunks(number), P.GUEST, "greedy", 0.0)
+        reads.queue_read(chunks(number), P.GUEST, "greedy", 0.0)
     assert len(begun(out, reads)) == 3 and reads.is_full
-    reads.read(chunks(31), P.GUEST, "modest", 0.0)
+    reads.queue_read(chunks(31), P.GUEST, "modest", 0.0)
     assert wants_of(begun(out, reads)) == [chunks(31)]
     assert not begun(out, reads)
 
@@ -53,16 +53,16 @@ def test_one_image_leaves_a_slot_for_others(out):
 def test_no_slot_is_reserved_when_slots_are_few(out, places):
     reads = source_reads.SourceReads(out, slots=places)
     for number in range(0, 20, 2):
-        reads.read(chunks(number), P.HYDRATE, "image", 0.0)
+        reads.queue_read(chunks(number), P.HYDRATE, "image", 0.0)
     assert len(begun(out, reads)) == places
 
 
 def test_large_reader_does_not_delay_other_guests_of_the_image(out):
     reads = source_reads.SourceReads(out, slots=2)
     for number in range(0, 200, 2):
-        reads.read(chunks(number), P.GUEST, "image", 0.0, "image/1")
+        reads.queue_read(chunks(number), P.GUEST, "image", 0.0, "image/1")
     for number in (301, 303):
-        reads.read(chunks(number), P.GUEST, "image", 0.0, "image/2")
+        reads.queue_read(chunks(number), P.GUEST, "image", 0.0, "image/2")
     first = begun(out, reads)
     assert {read.flow: tuple(read.refs) for read in first} == {
         "image/1": chunks(0),
@@ -77,8 +77,8 @@ def test_images_take_equal_turns_whatever_their_number_of_readers(out):
     reads = source_reads.SourceReads(out, slots=3)
     turns = []
     for number in range(0, 60, 2):
-        reads.read(chunks(number), P.GUEST, "many", 0.0, f"many/{number}")
-        reads.read(chunks(100 + number), P.GUEST, "few", 0.0, "few/1")
+        reads.queue_read(chunks(number), P.GUEST, "many", 0.0, f"many/{number}")
+        reads.queue_read(chunks(100 + number), P.GUEST, "few", 0.0, "few/1")
     for _ in range(10):
         found = begun(out, reads)
         turns += [read.flow for read in found]
@@ -103,7 +103,7 @@ class Steps:
         at, who = 5 * len(self.made), ("image", "h2")[number % 2]
         priority = (P.GUEST, P.PEER, P.READAHEAD)[number % 3]
         wanted = chunks(at, at + 1, at + 3 + number % 2)
-        self.made.append(self.reads.read(wanted, priority, who, 0.0, opener))
+        self.made.append(self.reads.queue_read(wanted, priority, who, 0.0, opener))
 
     def start(self, *_):
         self.seen += [ref for read in begun(self.out, self.reads) for ref in read.refs]
@@ -152,16 +152,16 @@ def test_peers_and_background_reads_leave_a_slot_for_guests(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(10):
         priority = (P.PEER, P.READAHEAD, P.HYDRATE)[number % 3]
-        reads.read(chunks(2 * number), priority, f"h{number}", 0.0)
+        reads.queue_read(chunks(2 * number), priority, f"h{number}", 0.0)
     assert len(begun(out, reads)) == 3
-    reads.read(chunks(31), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(31), P.GUEST, "image", 0.0)
     assert wants_of(begun(out, reads)) == [chunks(31)]
 
 
 def test_adjacent_queued_reads_are_merged_into_one_range(out):
     reads = source_reads.SourceReads(out, slots=1)
     for number in (3, 1, 2, 0, 5):
-        reads.read(chunks(number), P.READAHEAD, "image", 0.0)
+        reads.queue_read(chunks(number), P.READAHEAD, "image", 0.0)
     [first] = begun(out, reads)
     assert tuple(first.refs) == chunks(0, 1, 2, 3)
     assert len(reported(reads, first.number, 0, 1, 2, 3)) == 4
@@ -170,32 +170,32 @@ def test_adjacent_queued_reads_are_merged_into_one_range(out):
 
 def test_guest_read_is_not_merged_with_lower_priority_neighbours(out):
     reads = source_reads.SourceReads(out, slots=1)
-    reads.read(chunks(2), P.PREFETCH, "h2", 0.0)
-    reads.read(chunks(1), P.GUEST, "image", 0.0)
-    reads.read(chunks(0), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(2), P.PREFETCH, "h2", 0.0)
+    reads.queue_read(chunks(1), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(0), P.GUEST, "image", 0.0)
     [first] = begun(out, reads)
     assert (first.priority, tuple(first.refs)) == (P.GUEST, chunks(0, 1))
     reads.end_range(first.number)
-    reads.read(chunks(3), P.GUEST, "image", 0.0)
-    reads.read(chunks(4), P.PREFETCH, "h2", 0.0)
+    reads.queue_read(chunks(3), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(4), P.PREFETCH, "h2", 0.0)
     assert wants_of(begun(out, reads)) == [chunks(3)]
 
 
 def test_range_length_is_bounded_except_for_a_single_longer_chunk(out):
     reads = source_reads.SourceReads(out, slots=9, range_bytes=3 * CHUNK)
     for number in range(7):
-        reads.read(chunks(number), P.GUEST, "image", 0.0)
-    reads.read(chunks(*range(10, 15)), P.GUEST, "image", 0.0)
-    reads.read((chunk(40)._replace(length=9 * CHUNK),), P.GUEST, "image", 0.0)
+        reads.queue_read(chunks(number), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(*range(10, 15)), P.GUEST, "image", 0.0)
+    reads.queue_read((chunk(40)._replace(length=9 * CHUNK),), P.GUEST, "image", 0.0)
     lengths = [len(read.refs) for read in begun(out, reads)]
     assert lengths == [3, 3, 1, 3, 1, 2]
 
 
 def test_non_contiguous_chunks_are_separate_ranges(out):
     reads = source_reads.SourceReads(out, slots=9)
-    read = reads.read(chunks(0, 1, 5, 6, 8), P.GUEST, "image", 0.0)
-    reads.read(chunks(9), P.GUEST, "image", 0.0)
-    reads.read((chunk(7)._replace(image_id=OTHER),), P.GUEST, "image", 0.0)
+    read = reads.queue_read(chunks(0, 1, 5, 6, 8), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(9), P.GUEST, "image", 0.0)
+    reads.queue_read((chunk(7)._replace(image_id=OTHER),), P.GUEST, "image", 0.0)
     found = begun(out, reads)
     ranges = [[ref.offset // CHUNK for ref in read.refs] for read in found]
     assert sorted(ranges) == [[0, 1], [5, 6], [7], [8], [9]] and read.refs == chunks(0, 1)
@@ -203,9 +203,11 @@ def test_non_contiguous_chunks_are_separate_ranges(out):
 
 def test_read_with_raised_priority_goes_first_and_is_issued_once(out):
     reads = source_reads.SourceReads(out, slots=1)
-    first = reads.read(chunks(1), P.GUEST, "image", 0.0)
+    first = reads.queue_read(chunks(1), P.GUEST, "image", 0.0)
     begun(out, reads)
-    others = [reads.read(chunks(number), P.READAHEAD, "h2", 0.0) for number in range(3, 30, 2)]
+    others = [
+        reads.queue_read(chunks(number), P.READAHEAD, "h2", 0.0) for number in range(3, 30, 2)
+    ]
     reads.raise_priority(others[-1], P.GUEST, "image")
     reads.raise_priority(others[-1], P.HYDRATE, "h3")  # it is more urgent already
     reads.raise_priority(first, P.GUEST, "other")  # it is in flight
@@ -216,8 +218,8 @@ def test_read_with_raised_priority_goes_first_and_is_issued_once(out):
 
 def test_slot_is_freed_when_its_range_ends_and_each_chunk_ends_once(out):
     reads = source_reads.SourceReads(out, slots=1)
-    found = [reads.read(chunks(n), P.GUEST, "image", 0.0) for n in range(4)]
-    reads.read(chunks(9), P.GUEST, "image", 0.0)
+    found = [reads.queue_read(chunks(n), P.GUEST, "image", 0.0) for n in range(4)]
+    reads.queue_read(chunks(9), P.GUEST, "image", 0.0)
     (read,) = begun(out, reads)
     assert reported(reads, read.number, 2) == [found[2]]
     assert reported(reads, read.number, 2, 9) == []
@@ -229,7 +231,7 @@ def test_slot_is_freed_when_its_range_ends_and_each_chunk_ends_once(out):
 
 def test_range_is_cancelled_when_its_last_read_is_dropped(out):
     reads = source_reads.SourceReads(out, slots=1)
-    first, second, third = (reads.read(chunks(n), P.GUEST, "image", 0.0) for n in (0, 1, 5))
+    first, second, third = (reads.queue_read(chunks(n), P.GUEST, "image", 0.0) for n in (0, 1, 5))
     (read,) = begun(out, reads)
     reads.drop_read(third)
     reads.drop_read(first)
@@ -241,7 +243,7 @@ def test_range_is_cancelled_when_its_last_read_is_dropped(out):
 
 def test_read_with_a_partial_response_is_split(out):
     reads = source_reads.SourceReads(out)
-    read = reads.read(chunks(0, 1, 2, 3), P.GUEST, "image", 0.0)
+    read = reads.queue_read(chunks(0, 1, 2, 3), P.GUEST, "image", 0.0)
     begun(out, reads)
     what = [(3, b""), (1, "no"), (3, b"again"), (0, b""), (1, b"late"), (0, "no")]
     ended = reads.end_answered(read.number, what, lambda one: one == "no")
@@ -255,9 +257,9 @@ def test_read_with_a_partial_response_is_split(out):
 
 def test_split_part_of_a_queued_read_is_issued(out):
     reads = source_reads.SourceReads(out, slots=1)
-    reads.read(chunks(9), P.GUEST, "image", 0.0)
+    reads.queue_read(chunks(9), P.GUEST, "image", 0.0)
     begun(out, reads)
-    read = reads.read(chunks(0, 1, 2), P.GUEST, "image", 0.0)
+    read = reads.queue_read(chunks(0, 1, 2), P.GUEST, "image", 0.0)
     part = reads.split(read, [1])
     reads.drop_read(read)
     reads.end_range(1)
@@ -267,7 +269,7 @@ def test_split_part_of_a_queued_read_is_issued(out):
 def test_recount_repairs_counters_after_a_fault(out):
     reads = source_reads.SourceReads(out, slots=4)
     for number in range(0, 20, 2):
-        reads.read(chunks(number), P.PEER, "h2", 0.0)
+        reads.queue_read(chunks(number), P.PEER, "h2", 0.0)
     found = begun(out, reads)
     reads._held["nobody"] = reads._held_by_background = 9
     reads._ranges[found[0].number].reads.clear()
