@@ -55,7 +55,7 @@ class CacheFiles:
         self.lookup, self.lookup_all = core.lookup, core.lookup_all
         """Return slots of CIDs, valid until the next checkpoint; counts as a use."""
         self.contents = core.contents  # a live view of the CIDs in the cache; event loop only
-        self.read_nowait = files.io.read_nowait
+        self.read_slots_nowait = files.io.read_slots_nowait
         self._write_behind = write_behind.WriteBehind(
             files, recovery, self._io, self.store_chunk, write_limits
         )
@@ -131,7 +131,7 @@ class CacheFiles:
             bytes_by_class=dict(zip(names, core.usage.class_bytes, strict=True)),
         )
 
-    async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
+    async def read_parts(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
         """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
         :return: bad or evicted chunks, now not in the cache; if any, the buffer is invalid
@@ -148,7 +148,7 @@ class CacheFiles:
                 self._io.address_of(*slab_io.where(slots[0])),
                 len(buffer),
                 False,
-                self._files.io.read,
+                self._files.io.read_slots,
                 wanted,
                 buffer,
                 limiter=self._reader_threads,
@@ -168,7 +168,8 @@ class CacheFiles:
         if slot.data is not None:
             return slot.data
         buffer = bytearray(slot.length)
-        return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
+        is_read = self.read_slots_nowait([(slot, 0, slot.length)], memoryview(buffer))
+        return buffer if is_read else None
 
     def read_chunks_nowait(self, cids: Sequence[ids.Cid | None]) -> list[cache_slot.Data | None]:
         """Return the bytes of chunks; None as in :meth:`read_chunk_nowait`, and for None."""
@@ -181,7 +182,7 @@ class CacheFiles:
                 for slot, data in zip(slots, found, strict=True)
             ]
         view = memoryview(bytearray(sum([length for _, _, length in parts])))
-        if not self.read_nowait(parts, view):
+        if not self.read_slots_nowait(parts, view):
             return [self.read_chunk_nowait(slot.cid) if slot else None for slot in slots]
         begin = 0
         for index, slot in enumerate(slots):
@@ -197,7 +198,7 @@ class CacheFiles:
         if len(parts) < len(slots):
             return None
         view = memoryview(bytearray(sum([stop for _, _, stop in parts])))
-        return view if self.read_nowait(parts, view) else None
+        return view if self.read_slots_nowait(parts, view) else None
 
     async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
         """Return the immutable bytes of a chunk, None if it is not in the cache."""
@@ -206,7 +207,7 @@ class CacheFiles:
         if data is not None or slot is None:
             return data
         buffer = bytearray(slot.length)
-        bad = await self.read([(slot, 0, slot.length)], memoryview(buffer))
+        bad = await self.read_parts([(slot, 0, slot.length)], memoryview(buffer))
         return None if bad else buffer
 
     def _drop_corrupt(self, slot: cache_slot.Slot) -> None:

@@ -95,7 +95,7 @@ class SlabIo:
             write(fd, [_sums_of(job) for job in run], sums_offset)
         write(fd, [_record_of(job) for job in run], table_offset)
 
-    def read(self, parts: Iterable[ReadPart], buffer: memoryview) -> list[cache_slot.Slot]:
+    def read_slots(self, parts: Iterable[ReadPart], buffer: memoryview) -> list[cache_slot.Slot]:
         """Fill ``buffer`` with ``parts``, back to back; return bad slots, with invalid bytes."""
         bad: list[cache_slot.Slot] = []
         end = 0
@@ -114,8 +114,8 @@ class SlabIo:
                 bad.append(part.slot)
         return bad
 
-    def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
-        """Do as :meth:`read`; return False for bad bytes, and for any outside the page cache."""
+    def read_slots_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
+        """Do as :meth:`read_slots`; return False for bad bytes, or any outside the page cache."""
         try:
             if len(parts) == 1:
                 return self._read_part_nowait(parts[0], buffer)

@@ -84,7 +84,7 @@ def install(store: RotatingStore) -> None:
 
 
 def _under_slabs(store: RotatingStore) -> None:
-    read, write = slab_io.SlabIo.read, slab_io.SlabIo._write_run
+    read, write = slab_io.SlabIo.read_slots, slab_io.SlabIo._write_run
 
     def slow_read(
         self: slab_io.SlabIo, parts: Iterable[slab_io.ReadPart], buffer: memoryview
@@ -102,9 +102,9 @@ def _under_slabs(store: RotatingStore) -> None:
         store.use_slab(first.slab.number, first.offset, length)
         write(self, run)
 
-    slab_io.SlabIo.read = slow_read  # type: ignore[method-assign]
+    slab_io.SlabIo.read_slots = slow_read  # type: ignore[method-assign]
     slab_io.SlabIo._write_run = slow_write  # type: ignore[method-assign]
-    slab_io.SlabIo.read_nowait = _nothing_cached  # type: ignore[method-assign]
+    slab_io.SlabIo.read_slots_nowait = _nothing_cached  # type: ignore[method-assign]
 
 
 def _under_disks(store: RotatingStore) -> None:

@@ -117,8 +117,8 @@ async def test_ranges_of_a_corrupted_cache_equal_the_stored_bytes(tmp_path, seed
             flip_anything(tmp_path, dice)
         parts, expected = some_parts(cache, stored, dice)
         buffer = memoryview(bytearray(len(expected)))
-        if not cache.read_nowait(parts, buffer):
-            bad = await cache.read(parts, buffer)
+        if not cache.read_slots_nowait(parts, buffer):
+            bad = await cache.read_parts(parts, buffer)
             seen_bad += len(bad)
             for cid in bad:
                 assert cid not in cache and cache.store_chunk(cid, stored[cid])

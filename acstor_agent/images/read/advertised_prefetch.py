@@ -105,7 +105,7 @@ class AdvertisedPrefetch:
             for chunk_no in numbers:
                 self.prefetcher.fetched_on_demand(self._index.parent_of(chunk_no))
 
-    def read(self, offset: int, length: int) -> None:
+    def read_completed(self, offset: int, length: int) -> None:
         """Record a guest's read, which proves prefetches of its range useful."""
         if not (self.states.unmatched or self.states.in_flight) or not length:
             return

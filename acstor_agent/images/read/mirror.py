@@ -199,7 +199,7 @@ class Mirror:
             data = self._read_steps_nowait(steps, length)
             if data is None:
                 data = await self._read(offset, length, guest, steps)
-        self.prefetch.read(offset, length)
+        self.prefetch.read_completed(offset, length)
         self.counters.count_read(time.perf_counter() - began_s)
         return data
 
@@ -217,7 +217,7 @@ class Mirror:
         if not 0 < length <= self._chunk_bytes - start or self.boots.in_memory:
             return None
         slot, view = self._cache.lookup(self.map.cid_of(chunk_no)), _SCRATCH[:length]
-        if slot is None or not self._cache.read_nowait([(slot, start, start + length)], view):
+        if slot is None or not self._cache.read_slots_nowait([(slot, start, start + length)], view):
             return None
         self._count(counters.Origin.CACHE, length)
         return view
@@ -243,7 +243,7 @@ class Mirror:
     def _put_nowait(self, step: _Step, view: memoryview) -> bool:
         part = view[step.start : step.stop]
         if step.parts is not None:
-            return self._cache.read_nowait(step.parts, part)
+            return self._cache.read_slots_nowait(step.parts, part)
         part[:] = step.data if step.data is not None else _ZEROS[: len(part)]
         return True
 
@@ -352,7 +352,7 @@ class Mirror:
             part = view[step.start : step.stop]
             if not self._put_nowait(step, view):
                 assert step.parts is not None
-                if await self._cache.read(step.parts, part):
+                if await self._cache.read_parts(step.parts, part):
                     await self._fill(offset + step.start, part)  # bad chunks were dropped
                     continue
             self._count(_LOCAL_ORIGIN[step.kind], len(part))

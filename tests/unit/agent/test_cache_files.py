@@ -175,9 +175,9 @@ async def test_parts_fill_the_buffer_contiguously_from_memory_and_disk(disk_path
             buffer = bytearray(len(expected) + 3)
             view = memoryview(buffer)[: len(expected)]
             if fills:
-                assert cache.read_nowait(parts, view)
+                assert cache.read_slots_nowait(parts, view)
             else:
-                assert await cache.read(parts, view) == []
+                assert await cache.read_parts(parts, view) == []
             assert bytes(buffer) == expected + b"\0\0\0"
 
 
@@ -197,7 +197,7 @@ async def test_adjacent_chunks_are_read_with_one_call_plus_one_for_checksums(
         await settle(cache)
         monkeypatch.setattr(os, "preadv", counting)
         buffer = bytearray(15 * 64 * KIB)
-        assert cache.read_nowait(parts_of(cache, CIDS[:15]), memoryview(buffer))
+        assert cache.read_slots_nowait(parts_of(cache, CIDS[:15]), memoryview(buffer))
         assert bytes(buffer) == b"".join(CHUNKS[:15])
         assert len(calls) == 2
 
@@ -207,7 +207,7 @@ async def test_chunks_are_readable_at_once_after_a_restart(disk_path):
     async with running(disk_path) as cache:
         assert set(cache.iter_cids()) == set(CIDS)
         view = memoryview(bytearray(4096))
-        assert cache.read_nowait(parts_of(cache, CIDS[:1], 0, 4096), view)
+        assert cache.read_slots_nowait(parts_of(cache, CIDS[:1], 0, 4096), view)
         assert view == CHUNKS[0][:4096]
 
 
@@ -223,8 +223,8 @@ async def test_chunk_with_a_flipped_bit_is_detected_and_dropped_for_good(
         flip_a_bit(disk_path, CIDS[1])
         assert cache.read_chunk_nowait(CIDS[1]) is None
         parts, view = parts_of(cache, CIDS[:3], 36_864, 40_960), memoryview(bytearray(3 * 4096))
-        assert not cache.read_nowait(parts, view)
-        assert await cache.read(parts, view) == [CIDS[1]]
+        assert not cache.read_slots_nowait(parts, view)
+        assert await cache.read_parts(parts, view) == [CIDS[1]]
         assert CIDS[1] not in cache and cache.statistics.corrupt_chunks == 1
         assert CIDS[1].hex() in caplog.text
         assert await cache.read_chunk(CIDS[1]) is None
@@ -242,9 +242,9 @@ async def test_other_blocks_of_a_corrupt_chunk_are_readable(disk_path):
     async with running(disk_path) as cache:
         flip_a_bit(disk_path, CIDS[0])  # in the tenth block
         view = memoryview(bytearray(32 * KIB))
-        assert cache.read_nowait(parts_of(cache, CIDS[:1], 0, 32 * KIB), view)
+        assert cache.read_slots_nowait(parts_of(cache, CIDS[:1], 0, 32 * KIB), view)
         assert view == CHUNKS[0][: 32 * KIB]
-        assert not cache.read_nowait(parts_of(cache, CIDS[:1], 36_870, 36_871), view[:1])
+        assert not cache.read_slots_nowait(parts_of(cache, CIDS[:1], 36_870, 36_871), view[:1])
 
 
 @pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
@@ -298,11 +298,11 @@ async def test_data_outside_the_page_cache_is_read_in_a_thread(disk_path):
         try:
             os.preadv(fd, [bytearray(4096)], 4096, os.RWF_NOWAIT)
         except BlockingIOError:
-            assert not cache.read_nowait(parts, view)
+            assert not cache.read_slots_nowait(parts, view)
         else:
             pytest.skip("the file system of the temporary folder keeps its pages")
-        assert await cache.read(parts, view) == [] and view == CHUNKS[0]
-        assert cache.read_nowait(parts, view)
+        assert await cache.read_parts(parts, view) == [] and view == CHUNKS[0]
+        assert cache.read_slots_nowait(parts, view)
 
 
 async def test_file_system_without_nowait_is_read_in_threads():
@@ -317,7 +317,7 @@ async def test_file_system_without_nowait_is_read_in_threads():
                 except OSError as exc:
                     assert exc.errno == errno.EOPNOTSUPP
             parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
-            assert not cache.read_nowait(parts, view)
+            assert not cache.read_slots_nowait(parts, view)
             assert not cache._files.io._nowait_flags
             assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
 
@@ -327,8 +327,8 @@ async def test_slot_dropped_after_its_lookup_yields_no_data(tmp_path):
         cache.store_chunk(CIDS[0], CHUNKS[0])
         parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
         assert cache.drop_chunk(CIDS[0]) and not cache.drop_chunk(CIDS[0])
-        assert not cache.read_nowait(parts, view)
-        assert await cache.read(parts, view) == [CIDS[0]]
+        assert not cache.read_slots_nowait(parts, view)
+        assert await cache.read_parts(parts, view) == [CIDS[0]]
         assert cache.statistics.corrupt_chunks == 0
 
 

@@ -110,7 +110,7 @@ async def test_small_pinned_chunk_in_a_large_slot_survives_a_restart(tmp_path):
     async with running(tmp_path, pins, limit_bytes) as cache:
         assert await cache.read_chunk(ids.cid_of(small)) == small
         part = memoryview(bytearray(100))
-        assert await cache.read([(cache.lookup(ids.cid_of(small)), 4901, 5001)], part) == []
+        assert await cache.read_parts([(cache.lookup(ids.cid_of(small)), 4901, 5001)], part) == []
         assert bytes(part) == small[4901:]
         await read_all(cache, (0, 20))
 

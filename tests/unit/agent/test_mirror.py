@@ -109,7 +109,7 @@ async def test_buffer_of_a_failed_read_is_not_reused(host, image, autojump_clock
 
 async def test_read_combines_memory_and_fetched_chunks_without_a_thread(image, monkeypatch):
     await image.read_at(0, 4 * CHUNK)
-    monkeypatch.setattr(image._cache, "read", None)  # it would use a thread
+    monkeypatch.setattr(image._cache, "read_parts", None)  # it would use a thread
     assert await read(image, 0, 8 * CHUNK) == DATA[: 8 * CHUNK]
 
 
