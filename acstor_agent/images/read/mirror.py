@@ -280,12 +280,9 @@ class Mirror:
         """Fill ``view`` from ``offset``; all missing chunks are requested before the first wait."""
         if steps is None or self._has_arrived(steps):
             steps = self._plan(offset, len(view))
-        missing: list[int] = []
-        are_others = False
-        for step in steps:
-            some = [no for no, cid in step.fetches() if not self.boots.may_load_chunk(cid)]
-            are_others = are_others or step.cids is None or len(some) < len(step.cids)
-            missing += some
+        fetches = [fetch for step in steps for fetch in step.fetches()]
+        missing = [no for no, cid in fetches if not self.boots.may_load_chunk(cid)]
+        are_others = len(missing) < len(fetches) or any(step.cids is None for step in steps)
         if not missing:
             await self._fill_others(offset, view, steps)
             return
