@@ -226,8 +226,7 @@ class BootSession:
             return None
         try:
             with trio.move_on_after(self._host.frame_timeout_s):
-                chunks, origin = await self._unpacked(frame, read_request.Priority.GUEST)
-                self._keep(chunks)
+                chunks, origin = await self._fetch_frame(frame, read_request.Priority.GUEST)
                 return read_request.FetchedChunk(chunks[cid], origin) if cid in chunks else None
         except errors.BootImageFormatError as e:
             self._ignore(e)
@@ -335,8 +334,7 @@ class BootSession:
         try:
             for frame in left:
                 if self._is_needed(frame):
-                    chunks, _ = await self._unpacked(frame, read_request.Priority.READAHEAD)
-                    self._keep(chunks)
+                    await self._fetch_frame(frame, read_request.Priority.READAHEAD)
         except (*UNAVAILABLE, errors.BootImageFormatError) as e:
             failures.append(e)
             scope.cancel()
@@ -351,7 +349,7 @@ class BootSession:
     def _is_local(self, frame: boot_image.Frame) -> bool:
         return self._host.chunks.has_chunk(frame.cid)
 
-    async def _unpacked(
+    async def _fetch_frame(
         self, frame: boot_image.Frame, priority: read_request.Priority
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
@@ -366,11 +364,9 @@ class BootSession:
         )
         if self._host.cache.keep_for_boot(frame.cid):
             self._host.counters.prefetched_used_bytes += frame.stored_bytes
-        return found, fetched.origin
-
-    def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:
         if self.state in (State.LOADING, State.READY):
-            self.in_memory.update(chunks)
-            return
-        for cid, data in chunks.items():
-            self._host.cache.store_chunk(cid, bytes(data))
+            self.in_memory.update(found)
+        else:
+            for cid, data in found.items():
+                self._host.cache.store_chunk(cid, bytes(data))
+        return found, fetched.origin
