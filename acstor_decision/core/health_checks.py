@@ -96,7 +96,8 @@ def _waiting(seen: cloud_state.CloudState) -> Iterator[finding.Finding]:
         "host-waiting",
         "hosts wait for approval to enrol",
         [host.name for host in seen.hosts if host.is_waiting],
-        "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
+        "compare the key (openstack acstor host show) with that of the host, then openstack acstor "
+        "host allow <host> --fingerprint <key>",
     )
 
 

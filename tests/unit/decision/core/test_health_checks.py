@@ -119,6 +119,11 @@ def test_healthy_state_gives_no_finding(picture):
     assert finding.worst_severity([]) is finding.Severity.OK
 
 
+def test_remedy_for_a_waiting_host_allows_only_the_compared_key():
+    (found,) = health_checks.find_problems(FOUND["host-waiting"])
+    assert "host allow <host> --fingerprint <key>" in found.remedy
+
+
 def test_finding_names_the_last_leader_when_no_host_is_heard():
     (found,) = health_checks.find_problems(seen(host(is_up=False), instance="controller1"))
     assert found.subjects == ["instance controller1: the last leader", "h1"]
