@@ -222,3 +222,9 @@ def test_source_package_has_the_version_of_pip(tmp_path):
     rule = re.search(r"^VERSION := \$\(shell (.+)\)$", (DEBIAN / "rules").read_text(), re.MULTILINE)
     said = subprocess.run(["sh", "-c", rule[1]], cwd=source, capture_output=True, text=True)
     assert said.stdout.strip() == "0.0.1.dev1"
+
+
+def test_quickstart_names_the_number_of_built_packages():
+    built = (DEBIAN / "control").read_text().count("\nPackage: ")
+    guide = (ROOT / "doc/source/install/quickstart.rst").read_text()
+    assert f"``Wrote {built} entries to output Packages file``" in guide
