@@ -56,7 +56,7 @@ def _make_images(scenario: Scenario, how: policies.ExchangePolicy) -> list[boot_
         )
         for image in range(scenario.images)
     ]
-    if how.arrival is not image_delivery.BootImage:
+    if how.delivery is not image_delivery.BootImageMirror:
         return images
     return [boot_traces.prepare(image, n, scenario.sizes) for n, image in enumerate(images)]
 
@@ -90,7 +90,7 @@ class _Run:
         self._how.make_hosts(self._world, self._table)
         self._hosts = list(self._world.hosts.values())
         self._scenario, self._progress = scenario, progress
-        self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
+        self._deliveries: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
         self._later: set[guests.Guest] = set()
         self._guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
         self._schedule_guests(rng)
@@ -202,20 +202,20 @@ class _Run:
 
     def _used(self) -> tuple[int, int, int]:
         rack_of = self._tree.rack_of
-        racks = {(rack_of(host), image_id) for host, image_id in self._arrivals}
-        return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
+        racks = {(rack_of(host), image_id) for host, image_id in self._deliveries}
+        return len({image_id for _, image_id in racks}), len(racks), len(self._deliveries)
 
     def delivery_to(
         self, host: cloud.SimulatedHost, image: boot_traces.TracedImage
     ) -> image_delivery.Delivery:
         key = host.number, image.image_id
-        if key not in self._arrivals:
-            made = self._how.arrival(host, image, self._scenario.sizes, self._note_cached)
-            self._arrivals[key] = made
-        return self._arrivals[key]
+        if key not in self._deliveries:
+            made = self._how.delivery(host, image, self._scenario.sizes, self._note_cached)
+            self._deliveries[key] = made
+        return self._deliveries[key]
 
     def _is_running(self) -> bool:
-        to_come = len(self._arrivals) if self._how.arrival.continues_after_boot else 0
+        to_come = len(self._deliveries) if self._how.delivery.continues_after_boot else 0
         return len(self._booted_s) < len(self._guests) or len(self._whole_s) < to_come
 
     def _note_cached(self, after_s: float) -> None:

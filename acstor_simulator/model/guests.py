@@ -40,8 +40,8 @@ class Guest:
     def start(self) -> None:
         """Start the boot."""
         self._began_s = self._agenda.now
-        self._arrival = self._run.delivery_to(self._host, self.image)
-        self._arrival.call_when_ready(self._think)
+        self._delivery = self._run.delivery_to(self._host, self.image)
+        self._delivery.call_when_ready(self._think)
 
     def _think(self) -> None:
         while self._at < len(self._reads):
@@ -49,17 +49,17 @@ class Guest:
             if think_s:
                 self._agenda.schedule_after(think_s, self._read)
                 return
-            if not self._is_present(chunk):
+            if not self._read_chunk(chunk):
                 return
             self._advance()
         self._run.note_boot(self, self._first_s, self._agenda.now - self._began_s)
 
     def _read(self) -> None:
-        if self._is_present(self._reads[self._at].chunk):
+        if self._read_chunk(self._reads[self._at].chunk):
             self._go_on()
 
-    def _is_present(self, chunk: chunk_ref.ChunkRef) -> bool:
-        return self._arrival.is_present(chunk, self._go_on, self)
+    def _read_chunk(self, chunk: chunk_ref.ChunkRef) -> bool:
+        return self._delivery.read_chunk(chunk, self._go_on, self)
 
     def _go_on(self) -> None:
         self._advance()

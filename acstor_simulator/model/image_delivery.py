@@ -68,21 +68,21 @@ class Delivery:
         """Report that the image is complete."""
         self._on_complete(self.host.world.now - self._began_s)
 
-    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def read_chunk(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Return whether data is present; otherwise call ``done`` on arrival."""
         return self.host.read_chunk(what, done, guest)
 
 
-class Storage(Delivery):
+class DirectReads(Delivery):
     """No cache: guests read the storage."""
 
-    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def read_chunk(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Read the data from the storage."""
         self.host.world.read_storage(self.host, what.length, done)
         return False
 
 
-class Attach(Delivery):
+class PlainMirror(Delivery):
     """A mirror without a boot image."""
 
     def start_delivery(self) -> None:
@@ -91,7 +91,7 @@ class Attach(Delivery):
         self.mark_ready()
 
 
-class Copy(Delivery):
+class FullCopy(Delivery):
     """Nova's way: download and unpack the whole image."""
 
     def start_delivery(self) -> None:
@@ -114,12 +114,12 @@ class Copy(Delivery):
             agenda = self.host.world.agenda
             agenda.schedule_after(UNPACK_S_PER_BYTE * self.sizes.stored, self.mark_ready)
 
-    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def read_chunk(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Return True."""
         return True
 
 
-class BootImage(Delivery):
+class BootImageMirror(Delivery):
     """A mirror with a boot image, whose image is fully cached afterwards."""
 
     continues_after_boot = True
@@ -152,7 +152,7 @@ class BootImage(Delivery):
         self._in_flight -= 1
         self._load()
 
-    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def read_chunk(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Fetch the frame that a guest needs."""
         return self.host.fetch_object(what, Priority.GUEST, done, guest)
 

@@ -37,7 +37,7 @@ class ExchangePolicy(NamedTuple):
     engine_settings: settings.Settings = PLAIN
     may_refer: bool = False
     urgency: priority.Priority = priority.Priority.READAHEAD  # of guests' reads
-    arrival: type[image_delivery.Delivery] = image_delivery.Attach
+    delivery: type[image_delivery.Delivery] = image_delivery.PlainMirror
     exchanges: bool = True  # hosts ask each other
     follows_traffic: bool = False  # the decision service makes the ring
     follows_switches: bool = False  # switch loads set thresholds (Wu 2017, Algorithm 2)
@@ -64,14 +64,14 @@ _ACSTOR = ExchangePolicy(
     AGENT, may_refer=True, urgency=priority.Priority.GUEST, follows_traffic=True
 )
 POLICIES = {
-    "none": ExchangePolicy(arrival=image_delivery.Storage, exchanges=False),
+    "none": ExchangePolicy(delivery=image_delivery.DirectReads, exchanges=False),
     "local": ExchangePolicy(exchanges=False),
     "collaborative": ExchangePolicy(),
     "acstor": _ACSTOR,
     "acstor-switches": _ACSTOR._replace(follows_switches=True),
     "acstor-still": _ACSTOR._replace(may_remap=False),
     "paper": ExchangePolicy(is_printed=True),
-    "nova": ExchangePolicy(arrival=image_delivery.Copy, exchanges=False),
-    "alone": ExchangePolicy(AGENT, arrival=image_delivery.BootImage, exchanges=False),
-    "today": _ACSTOR._replace(arrival=image_delivery.BootImage),
+    "nova": ExchangePolicy(delivery=image_delivery.FullCopy, exchanges=False),
+    "alone": ExchangePolicy(AGENT, delivery=image_delivery.BootImageMirror, exchanges=False),
+    "today": _ACSTOR._replace(delivery=image_delivery.BootImageMirror),
 }

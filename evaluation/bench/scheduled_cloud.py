@@ -51,7 +51,7 @@ EXCHANGE = policies.ExchangePolicy(
     policies.AGENT,
     may_refer=True,
     urgency=priority.Priority.GUEST,
-    arrival=image_delivery.BootImage,
+    delivery=image_delivery.BootImageMirror,
 )
 TIMINGS = locality_cache.DEFAULT_TIMINGS
 
@@ -269,7 +269,7 @@ class Run:
         if number not in host.deliveries:
             self._evict(host)
             complete = host.complete
-            host.deliveries[number] = image_delivery.BootImage(
+            host.deliveries[number] = image_delivery.BootImageMirror(
                 simulated, image, SIZES, lambda _: complete.add(number)
             )
         return host.deliveries[number]
