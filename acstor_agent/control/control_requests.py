@@ -15,7 +15,7 @@ from acstor_agent.control import disk_requests
 from acstor_agent.control import image_requests
 from acstor_agent.core.disks import disk_header
 from acstor_agent.images.boot import boot_timelines
-from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import image_detachment
 from acstor_agent.mount import stuck_requests
 from acstor_common.image import image_record
 from acstor_common.model import ids
@@ -59,14 +59,14 @@ class ControlRequests:
         images: image_requests.ImageRequests,
         disks: disk_requests.DiskRequests,
         *,
-        eviction: image_eviction.ImageEviction,
+        detachment: image_detachment.ImageDetachment,
         timelines: boot_timelines.BootTimelines,
         rings: ring_store.RingStore,
         stuck: stuck_requests.StuckRequests,
         agent: ControlledAgent,
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
-        self._images, self._disks, self._eviction = images, disks, eviction
+        self._images, self._disks, self._detachment = images, disks, detachment
         self._timelines, self._ring, self._stuck = timelines, rings, stuck
         self._agent = agent
 
@@ -145,6 +145,6 @@ class ControlRequests:
 
     async def _detach(self, image_id: ids.ImageId) -> dict[str, str]:
         await self._disks.check_unused_image(image_id)
-        self._eviction.detach_image(image_id)
+        self._detachment.detach_image(image_id)
         await self._images.forget_image(image_id)  # only now: one that cannot go stays pinned
         return {"image_id": image_id}

@@ -16,7 +16,7 @@ from acstor_agent.core.mount import blocked_requests
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import hydration
-from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import image_detachment
 from acstor_agent.images.keep import pins
 from acstor_agent.images.keep import replication
 from acstor_agent.images.read import boot_session
@@ -189,6 +189,6 @@ def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
     }
 
 
-def of_detached(detaching: image_eviction.ImageEviction) -> dict[str, int]:
+def of_detached(detaching: image_detachment.ImageDetachment) -> dict[str, int]:
     """Return the numbers of detached images and purged chunks."""
     return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}

@@ -115,7 +115,7 @@ class Agent:
         return control_requests.ControlRequests(
             images,
             disks,
-            eviction=self._images.eviction,
+            detachment=self._images.detachment,
             timelines=self._boots.timelines,
             rings=self._cloud.rings,
             stuck=self._guests.stuck_requests,
@@ -166,7 +166,7 @@ class Agent:
         if images.replication is not None:
             runs["replication"] = images.replication.run
         runs |= {
-            "image eviction": images.eviction.run,
+            "image detachment": images.detachment.run,
             "checkpoints": guests.checkpoint_restore.run,
             "stuck requests": guests.stuck_requests.run,
             "guests on dead mounts": guests.dead_mounts.run,

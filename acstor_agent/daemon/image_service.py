@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of a host: usage, reads, pins and eviction."""
+"""The images of a host: usage, reads, pins and detachment."""
 
 import functools
 from typing import Any
@@ -22,7 +22,7 @@ from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import hydration
-from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import image_detachment
 from acstor_agent.images.keep import replication
 from acstor_agent.images.prefetch import boot_image_prefetch
 from acstor_agent.images.prefetch import pre_seed
@@ -65,18 +65,18 @@ class ImageService:
             self.hydration = hydration.Hydration(
                 chunks.mirrors, self.usage, stored.pins, filler, self.replication
             )
-        self.eviction = self._make_eviction()
+        self.detachment = self._make_detachment()
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()
         chunks.mirrors.set_mirror_factory(self._make_mirror)
 
-    def _make_eviction(self) -> image_eviction.ImageEviction:
-        return image_eviction.ImageEviction(
+    def _make_detachment(self) -> image_detachment.ImageDetachment:
+        return image_detachment.ImageDetachment(
             self._chunks.mirrors,
             self._boots.sessions,
             self.usage,
             self._stored.pins,
-            limits=image_eviction.EvictionLimits(self._own.detach_unused_after_s),
+            limits=image_detachment.DetachLimits(self._own.detach_unused_after_s),
             detach_handlers=[
                 self._boots.recording.forget_image,
                 self._chunks.mirrors.inode_numbers.image_detached,
@@ -153,6 +153,6 @@ class ImageService:
     def status(self) -> dict[str, Any]:
         """Return the numbers of replicas and of evicted images; thread-safe."""
         return {
-            "detached": image_status.of_detached(self.eviction),
+            "detached": image_status.of_detached(self.detachment),
             "replicas": image_status.of_replicas(self.replication, self._stored.pins),
         }

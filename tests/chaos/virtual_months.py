@@ -36,7 +36,7 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import image_detachment
 from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
 from acstor_common.model import ids
@@ -327,18 +327,18 @@ class Months(virtual.World):
     async def _forget_replaced(self, host: virtual_hosts.Host) -> None:
         """Detach and unpin the images of a host that were replaced, as the command does."""
         self.network.be(host.name)
-        eviction = image_eviction.ImageEviction(
+        detachment = image_detachment.ImageDetachment(
             host.images,
             host.boots,
             host.uses,
             host.pins,
-            limits=image_eviction.EvictionLimits(0.0),
+            limits=image_detachment.DetachLimits(0.0),
             detach_handlers=[host.images.inode_numbers.image_detached],
         )
         known = {*host.images.list_attached(), *host.pins.list_pins()}
         for image_id in sorted(known - self.images.keys()):
             if host.images.is_attached(image_id):
-                eviction.detach_image(image_id)
+                detachment.detach_image(image_id)
             await host.hydration.forget_image(image_id)
 
     # Checks

@@ -38,16 +38,16 @@ DetachHandler = Callable[[ids.ImageId], None]  # called with an image that was d
 
 
 @dataclasses.dataclass(frozen=True)
-class EvictionLimits:
-    """Intervals of eviction."""
+class DetachLimits:
+    """Intervals of detachment."""
 
-    unused_s: float  # before eviction; 0 disables it
+    unused_s: float  # before detachment; 0 disables it
     check_interval_s: float = 60.0
     gone_check_interval_s: float = 3600.0  # for an image that the source no longer has
 
 
-class ImageEviction:
-    """Evicts unused images, and then calls ``detach_handlers``; keep :meth:`run` running."""
+class ImageDetachment:
+    """Detaches unused images, and then calls ``detach_handlers``; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ImageEviction:
         uses: usage.ImageUsage,
         image_pins: pins.ImagePins,
         *,
-        limits: EvictionLimits,
+        limits: DetachLimits,
         detach_handlers: Iterable[DetachHandler] = (),
         clock: clocks.Clock = time,
     ) -> None:
@@ -71,17 +71,17 @@ class ImageEviction:
         self._fault = log_once.LogOnce(LOG)
 
     async def run(self) -> None:
-        """Evict unused images and attach maps that appeared, until cancelled."""
+        """Detach unused images and attach maps that appeared, until cancelled."""
         self._boots.delete_other_heads(self._images.list_attached())
         while True:
             interval_s, unused_s = self.limits.check_interval_s, self.limits.unused_s
             await trio.sleep(min(interval_s, unused_s / 4 or interval_s))
             await self._images.attach_new_maps()
             if self.limits.unused_s:
-                await self.evict_unused()
+                await self.detach_unused()
 
-    async def evict_unused(self) -> None:
-        """Evict unused images; one that cannot be deleted stays attached."""
+    async def detach_unused(self) -> None:
+        """Detach unused images; one that cannot be deleted stays attached."""
         fault = ""
         attached = self._images.list_attached()
         for image_id in attached:

@@ -9,7 +9,7 @@ import trio
 from acstor_agent.core import counters
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.image import usage
-from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import image_detachment
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
@@ -35,12 +35,12 @@ class Host:
         self.uses = usage.ImageUsage(
             host.mirrors, lambda: self.open, set, manual_clock.FunctionClock(lambda: self.now_s)
         )
-        self.detaching = image_eviction.ImageEviction(
+        self.detaching = image_detachment.ImageDetachment(
             host.mirrors,
             host.boots,
             self.uses,
             host.pins,
-            limits=image_eviction.EvictionLimits(HOUR_S),
+            limits=image_detachment.DetachLimits(HOUR_S),
             detach_handlers=[self.reported.append],
             clock=manual_clock.FunctionClock(lambda: self.wall_s),
         )
@@ -52,7 +52,7 @@ class Host:
             seconds -= HOUR_S
             self.uses.image_touched(NOVAS, is_by_nova=True)
         await self.uses.scan_processes()
-        await self.detaching.evict_unused()
+        await self.detaching.detach_unused()
 
     def delete(self, image_id, days_ago=31):
         """Delete an image in Glance, and let its last touch be ``days_ago`` days ago."""
@@ -122,7 +122,7 @@ async def test_kept_image_stays_attached_while_it_is_kept(used):
 async def test_just_attached_image_stays(used):
     await used.let_pass(2 * HOUR_S)
     await used.host.mirrors.attach_image(IMAGE)
-    await used.detaching.evict_unused()  # its uses are not scanned yet
+    await used.detaching.detach_unused()  # its uses are not scanned yet
     assert used.host.mirrors.list_attached() == [IMAGE]
 
 
@@ -182,7 +182,7 @@ async def test_chunks_of_a_deleted_image_are_purged_unless_shared(used):
 
 async def test_deleted_image_stays_a_month_for_guests_of_other_hosts(used):
     """Their hosts may have no other source of its chunks."""
-    used.detaching.limits = image_eviction.EvictionLimits(HOUR_S, gone_check_interval_s=0.0)
+    used.detaching.limits = image_detachment.DetachLimits(HOUR_S, gone_check_interval_s=0.0)
     used.uses.image_opened(OTHER)
     cids = [*used.host.mirrors.cids_of(IMAGE)]
     used.delete(IMAGE, days_ago=0)
@@ -213,7 +213,7 @@ async def test_source_check_of_an_image_that_stays_is_not_repeated_each_round(us
     assert asked == [IMAGE, OTHER]
     assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
     used.detaching.detach_image(IMAGE)
-    await used.detaching.evict_unused()
+    await used.detaching.detach_unused()
     assert list(used.detaching._stay_until_s) == [OTHER]
 
 
@@ -277,7 +277,7 @@ async def test_counters_of_a_detached_image_are_merged_into_the_totals(used):
     assert before == counted.bytes_from(counted.fetched_total.bytes) == 6 * CHUNK
     assert not counted.fetched
     counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was in flight
-    await used.detaching.evict_unused()
+    await used.detaching.detach_unused()
     assert not counted.fetched
     assert sum(used.host.mirrors.reads.read.bytes.values()) == 8 * CHUNK
 
@@ -307,7 +307,7 @@ async def test_image_whose_map_cannot_be_deleted_stays_and_others_are_detached(
 
 
 async def test_without_a_limit_no_image_is_detached(used, nursery, autojump_clock):
-    used.detaching.limits = image_eviction.EvictionLimits(0.0)
+    used.detaching.limits = image_detachment.DetachLimits(0.0)
     nursery.start_soon(used.detaching.run)
     used.now_s += 1000 * HOUR_S
     await used.uses.scan_processes()
@@ -317,7 +317,7 @@ async def test_without_a_limit_no_image_is_detached(used, nursery, autojump_cloc
 
 @pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
 async def test_maps_not_seen_at_start_are_found_later(used, nursery, unused_s):
-    used.detaching.limits = image_eviction.EvictionLimits(unused_s, check_interval_s=0.01)
+    used.detaching.limits = image_detachment.DetachLimits(unused_s, check_interval_s=0.01)
     used.host.mirrors._attached.clear()
     nursery.start_soon(used.detaching.run)
     await until(lambda: used.host.mirrors.list_attached() == [IMAGE, OTHER])
