@@ -62,32 +62,35 @@ def run_captures(
     """Take checkpoints during the block, or raise Unusable; ``mount_point``: the agent's."""
     ended = threading.Event()
     # Two processes would delete each other's chunks from vaults.
-    with _alone(pathlib.Path(own.state_dir)):
+    with _lock_state_dir(pathlib.Path(own.state_dir)):
         scratch = scratch_files.ScratchFiles(pathlib.Path(SCRATCH_DIR), own.scratch_limit_bytes)
-        made, collection = _made(own, files, mount_point, host, proof, link, scratch, ended)
+        workers, collection = _make_workers(
+            own, files, mount_point, host, proof, link, scratch, ended
+        )
+        pull = _make_pull_loop(own, files, mount_point, ended)
         threads = [
             *(
-                supervision.start("checkpoints", made.run, ended)
+                supervision.start("checkpoints", workers.run, ended)
                 for _ in range(worker_pool.WORKERS)
             ),
             supervision.start("scratch files", lambda: scratch.run(ended), ended),
-            supervision.start("pulling", _pulling(own, files, mount_point, ended).run, ended),
+            supervision.start("pulling", pull.run, ended),
         ]
         if collection is not None:
             loop = collection.run
             threads.append(supervision.start("garbage collection", loop, ended, is_vital=False))
         try:
-            yield made
+            yield workers
         finally:
             ended.set()
-            made.stop()
+            workers.stop()
             until_s = time.monotonic() + _ENDS_WITHIN_S
             for thread in threads:
                 thread.join(max(0.0, until_s - time.monotonic()))
 
 
 @contextlib.contextmanager
-def _alone(state_dir: pathlib.Path) -> Iterator[None]:
+def _lock_state_dir(state_dir: pathlib.Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             why = "another process takes checkpoints of this host"
@@ -97,7 +100,7 @@ def _alone(state_dir: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _made(
+def _make_workers(
     own: Options,
     files: agent_files.AgentFiles,
     mount_point: str,
@@ -109,7 +112,7 @@ def _made(
 ) -> tuple[worker_pool.WorkerPool, garbage_collection.GarbageCollection | None]:
     bases = recovered_disks.BackingImages(mount_point)
     folder = pathlib.Path(SCRATCH_DIR)
-    known = _states(pathlib.Path(own.state_dir), folder)
+    known = _open_states(pathlib.Path(own.state_dir), folder)
     served = domain_list.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
     pool = holder_pool.HolderPool(host, files, proof, _vault_port(own), only)
@@ -129,17 +132,17 @@ def _made(
         link.register,
         scratch,
     )
-    made = worker_pool.WorkerPool(
+    workers = worker_pool.WorkerPool(
         served, taker, known, own.checkpoint_interval_s, fetch_intervals=link.fetch_intervals
     )
     if link.list_retained is None:
-        return made, None
-    return made, garbage_collection.GarbageCollection(
-        host, known, pool, link.list_retained, made, ended
+        return workers, None
+    return workers, garbage_collection.GarbageCollection(
+        host, known, pool, link.list_retained, workers, ended
     )
 
 
-def _pulling(
+def _make_pull_loop(
     own: Options, files: agent_files.AgentFiles, mount_point: str, ended: threading.Event
 ) -> pull_loop.PullLoop:
     bases = recovered_disks.BackingImages(mount_point)
@@ -164,7 +167,7 @@ def _holders(named: Sequence[str]) -> list[ids.HostId]:
         raise errors.Unusable("[acstor_checkpoint] checkpoint_holders", str(e)) from e
 
 
-def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskStates:
+def _open_states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskStates:
     if len(bytes(folder)) > _MAX_FOLDER_BYTES:
         why = "it is too long for addresses of sockets"
         raise errors.Unusable(str(folder), why)
