@@ -138,7 +138,7 @@ class ImageService:
             settings.load_policies(self._own).prefetcher,
         )
         if not self.usage.is_leased_only(image_map.image_id):
-            ahead.chunks_advertised(chunks.exchange.list_known())
+            ahead.chunks_advertised(chunks.exchange.list_announced())
         return mirror.Mirror(
             image_map,
             cache=self._stored.cache,

@@ -44,7 +44,7 @@ Priority = read_request.Priority
 Origin = counters.Origin
 
 MAX_PREFETCHES = 64  # chunks of each priority at a time: 4 MiB, as 1 Gbit/s moves in 34 ms
-TELLS_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 
 _Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]
 """Chunk map, segment length, and references to the chunks of a segment."""
@@ -72,7 +72,7 @@ class Exchange(engine_driver.EngineDriver):
         self._segments: lru_table.LruTable[tuple[ids.ImageId, int], _Segment] = lru_table.LruTable(
             SEGMENTS
         )
-        self._log_limit = log_limit.LogLimit(TELLS_EVERY_S)
+        self._log_limit = log_limit.LogLimit(LOG_INTERVAL_S)
         self._source_reader = source_reader.SourceReader(self, source)
         cache_writer.CacheWriter(self, cache)
         self._peer_client = peer_client.PeerClient(self, net, meter)
@@ -237,9 +237,9 @@ class Exchange(engine_driver.EngineDriver):
         self.handle_event(self.core.chunks_evicted, (cid,))
         return names
 
-    def list_known(self) -> list[segments.Chunks]:
+    def list_announced(self) -> list[segments.Chunks]:
         """Return all chunks that peers have announced, for an image attached later."""
-        return self.core.context.locations.list_known()
+        return self.core.context.locations.list_announced()
 
     def list_backoffs(self) -> dict[ids.HostId, float]:
         """Return the hosts in backoff, with the seconds left; thread-safe."""

@@ -318,7 +318,7 @@ class Host:
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map, index, self.chunks, self._nursery, boots, make_policy
         )
-        ahead.chunks_advertised(self.chunks.list_known())
+        ahead.chunks_advertised(self.chunks.list_announced())
         return mirror.Mirror(
             image_map,
             cache=self.cache,

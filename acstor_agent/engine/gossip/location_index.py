@@ -125,7 +125,7 @@ class LocationIndex:
         split = (keys[at : at + _KEY] for at in range(0, len(keys), _KEY))
         return [host for key in split if (host := self._keys.host_of(key)) is not None]
 
-    def list_known(self) -> list[segments.Chunks]:
+    def list_announced(self) -> list[segments.Chunks]:
         """Return all announced chunks, for an image that is attached later."""
         found = []
         for segment, known in self._holders.items():

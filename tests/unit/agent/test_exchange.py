@@ -199,7 +199,7 @@ async def test_missing_chunks_are_logged_once_a_minute_for_each_image(
         assert f"image {IMAGE}: data of it is unavailable, guests that read it wait" in line
         assert f"I/O errors in 900 s: chunk {cloud.ref_of(0).cid.hex()[:12]} " in line
         for image_id, count in ((OTHER, 2), (IMAGE, 3)):
-            await trio.sleep(exchange.TELLS_EVERY_S - 15)
+            await trio.sleep(exchange.LOG_INTERVAL_S - 15)
             with pytest.raises(errors.DeadlineExceeded):
                 await read(cloud, "h1", cloud.ref_of(0, image_id), 5)
             assert caplog.text.count("data of it is unavailable") == count
@@ -476,7 +476,7 @@ async def test_announced_holder_is_asked_before_the_home(cloud, autojump_clock):
     cloud.hosts[requester].announcement_received(
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
-    assert cloud.hosts[requester].list_known() == [*announced.alone(wanted.oid)]
+    assert cloud.hosts[requester].list_announced() == [*announced.alone(wanted.oid)]
     cloud.asked.clear()
     assert (await read(cloud, requester, wanted)).origin is Origin.PEER
     assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(requester, holder)]
@@ -539,14 +539,14 @@ async def test_false_announcement_costs_one_request(cloud, autojump_clock):
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
     assert (await read(cloud, requester, wanted)).origin is Origin.HOME
-    assert cloud.hosts[requester].list_known() == []
+    assert cloud.hosts[requester].list_announced() == []
 
 
 async def test_announcement_of_an_unknown_host_is_ignored(cloud):
     cloud.hosts["h1"].announcement_received(
         ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3))
     )
-    assert cloud.hosts["h1"].list_known() == []
+    assert cloud.hosts["h1"].list_announced() == []
 
 
 # Several tables, several groups
@@ -734,13 +734,14 @@ async def test_neighbours_are_told_of_an_eviction_and_forget_the_holder(cloud, a
     await read(cloud, name, wanted)
     await trio.sleep(2)
     known = [*announced.alone(wanted.oid)]
-    reported = [host for host in advertised(cloud, name) if cloud.hosts[host].list_known() == known]
+    told = advertised(cloud, name)
+    reported = [host for host in told if cloud.hosts[host].list_announced() == known]
     assert reported
     cloud.caches[name].drop_chunk(wanted.cid)
     await trio.sleep(2)
     gone = peer_wire.Gone(announced.alone(wanted.oid))
     assert all((name, host, gone) in cloud.reported for host in reported)
-    assert not any(cloud.hosts[host].list_known() for host in reported)
+    assert not any(cloud.hosts[host].list_announced() for host in reported)
     assert cloud.hosts[name].counters.withdrawn == len(reported)
 
 

@@ -106,11 +106,11 @@ def test_announcements_of_one_host_add_up():
         [host(1)],
         [host(2)],
     ]
-    assert known.list_known() == [(segment, 7)]
+    assert known.list_announced() == [(segment, 7)]
     keys.forget_host(host(1))
     assert known.holders_of_segment(first) == [(host(2), 4)]
     known.clear()
-    assert known.list_known() == []
+    assert known.list_announced() == []
 
 
 def test_shared_entries_of_single_holders_are_bounded():
