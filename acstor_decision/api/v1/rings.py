@@ -143,7 +143,7 @@ def _shown(row: ring_queries.Publication) -> Ring:
     if found is None:
         why = f"the v-node table of epoch {row.epoch} cannot be shown: its row is damaged"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
-    known = msgspec.json.decode(row.table or "", type=_Nearness)
+    known = msgspec.json.decode(row.table or "", type=_TableSettings)
     return Ring(
         **_fields(row),
         threshold=known.threshold,
@@ -154,7 +154,7 @@ def _shown(row: ring_queries.Publication) -> Ring:
     )
 
 
-class _Nearness(msgspec.Struct):
+class _TableSettings(msgspec.Struct):
     threshold: int | None = None
     outer_threshold: int | None = None
     places: dict[str, location_policies.LocationPolicy] = {}
