@@ -44,7 +44,7 @@ _wait: contextvars.ContextVar[blocked_requests.Wait | None] = contextvars.Contex
 
 
 def note_wait(why: str) -> None:
-    """Record what the current request waits for."""
+    """Record why the current request waits: the last failure that it met."""
     if (wait := _wait.get()) is not None:
         wait.why = why
 
@@ -55,7 +55,7 @@ def current_wait() -> blocked_requests.Wait | None:
 
 
 def wait_reason() -> str:
-    """Return the last failure that the current request met; "" if none."""
+    """Return why the current request waits; "" without a failure."""
     wait = _wait.get()
     return "" if wait is None else wait.why
 
