@@ -49,6 +49,7 @@ KEYSTONE_UNAVAILABLE = (
 )
 TOKEN_INFO = "keystone.token_info"
 """Present only after a valid token, whatever ``delay_auth_decision`` is."""
+_SERVICE_ROLES = frozenset({"acstor-reader", "admin", "service"})  # of agents and services
 VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
@@ -205,7 +206,11 @@ def _caller() -> image_lookup.Caller:
     token = headers.get("X-Auth-Token", "")
     if flask.request.environ.get(TOKEN_INFO) is None or not token:
         raise exceptions.Unauthorized
-    return image_lookup.Caller(token, headers.get("X-Service-Token", ""))
+    is_service = _SERVICE_ROLES.intersection(headers.get("X-Roles", "").split(","))
+    project_id = (
+        read_admission.SERVICE if is_service else headers.get("X-Project-Id") or "no project"
+    )
+    return image_lookup.Caller(token, headers.get("X-Service-Token", ""), project_id)
 
 
 def _fault(error: Exception) -> flask.Response:

@@ -32,6 +32,7 @@ from acstor_glance import conf as glance_conf
 from acstor_glance.client import glance_client
 from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import read_admission
 from acstor_glance.gateway import stores
 from acstor_glance.gateway import ttl_cache
 
@@ -55,6 +56,7 @@ class Caller(NamedTuple):
 
     token: str
     service_token: str = ""
+    project_id: str = read_admission.SERVICE
 
     @property
     def headers(self) -> dict[str, str]:

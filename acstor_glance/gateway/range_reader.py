@@ -68,29 +68,33 @@ class RangeReader:
             self._lookup.invalidate(image.image_id, caller)
             return self._lookup.get_readable(image.image_id, caller)
 
-        data = self._read(image, requested, refresh)
+        data = self._read(image, requested, caller, refresh)
         return ImageRange(data, requested, byte_range.is_ignored(header))
 
     def read_part(
-        self, image: image_lookup.ReadableImage, requested: byte_range.ByteRange
+        self,
+        image: image_lookup.ReadableImage,
+        requested: byte_range.ByteRange,
+        caller: image_lookup.Caller,
     ) -> bytes:
         """Return a range for a job; permission was checked at its start, as in Glance."""
-        return self._read(image, requested, lambda: image)
+        return self._read(image, requested, caller, lambda: image)
 
     def _read(
         self,
         image: image_lookup.ReadableImage,
         requested: byte_range.ByteRange,
+        caller: image_lookup.Caller,
         refresh: Callable[[], image_lookup.ReadableImage],
     ) -> bytes:
         image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
         cached = self._list_locations(image_id, is_fresh=False)
-        data, faults = self._read_first(image, cached, requested, until_s)
+        data, faults = self._read_first(image, cached, requested, caller, until_s)
         if data is None:
             image = refresh()
             now = self._list_locations(image_id, is_fresh=True)
             if now != cached:
-                data, faults = self._read_first(image, now, requested, until_s)
+                data, faults = self._read_first(image, now, requested, caller, until_s)
         if data is None:
             refused = _refused(faults)
             self._log_failure(image_id, refused.message)
@@ -111,6 +115,7 @@ class RangeReader:
         image: image_lookup.ReadableImage,
         locations: list[stores.Location],
         requested: byte_range.ByteRange,
+        caller: image_lookup.Caller,
         until_s: float,
     ) -> tuple[bytes | None, list[ReadFault]]:
         faults: list[ReadFault] = []
@@ -118,7 +123,7 @@ class RangeReader:
             if faults and time.monotonic() > until_s:
                 break
             try:
-                part = self._stores.read(location, requested)
+                part = self._stores.read(location, requested, caller.project_id)
                 _check(image, part, location.store or location.scheme)
             except base.StoreFault as fault:
                 self._stores.count_fault(fault)

@@ -87,7 +87,9 @@ class Stores:
         """Return locations by the weight of their stores here, as Glance does with its own."""
         return sorted(locations, key=lambda location: -self._weights.get(location.store, 0))
 
-    def read(self, location: Location, requested: byte_range.ByteRange) -> base.ObjectRange:
+    def read(
+        self, location: Location, requested: byte_range.ByteRange, project_id: str
+    ) -> base.ObjectRange:
         """Read a range of an object; raises base.StoreFault or http_errors.HttpError."""
         name = location.store or self._only_store_of(location)
         reader = self._readers.get(name)
@@ -104,7 +106,9 @@ class Stores:
             why = f"its location has another scheme ({location.scheme})"
             raise base.RangesUnsupported(name, why) from error
         with tracing.Span("acstor_store_read", store=name) as span:
-            part = self._admissions[name].run(lambda: self._read(reader, place, requested))
+            part = self._admissions[name].run(
+                lambda: self._read(reader, place, requested), project_id
+            )
             span.add_results(bytes=len(part.data))
         self._counters[name].count_bytes(len(part.data))
         return part

@@ -42,7 +42,7 @@ class Glance:
     def quota_left(self, caller):
         return self.quota
 
-    def read_part(self, image, asked):
+    def read_part(self, image, asked, caller):
         return self.base[asked.offset : asked.offset + asked.length]
 
     def check_target(self, image_id, caller, disk_format):

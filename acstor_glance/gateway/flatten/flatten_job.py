@@ -147,7 +147,7 @@ class FlattenJob:
 
     def _open_backing(self, image: image_lookup.ReadableImage) -> BackingImage:
         def read(requested: byte_range.ByteRange) -> bytes:
-            return self._reader.read_part(image, requested)
+            return self._reader.read_part(image, requested, self._request.caller)
 
         name = f"the base {image.image_id}"
         self._file = backing_file.BackingFile(name, image.size_bytes, read, self._watch)

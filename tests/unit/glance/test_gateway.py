@@ -4,6 +4,7 @@
 import contextlib
 import threading
 import time
+from concurrent import futures
 
 import pytest
 
@@ -128,6 +129,30 @@ def test_hung_store_occupies_only_its_own_read_slots(open_door, numbers):
         go_on.set()
     door = open_door(reads=2, timeout_s=5, queue_s=5)
     assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
+
+
+def test_project_with_slow_reads_leaves_half_of_the_slots_to_others(open_door):
+    door, go_on = open_door(reads=4, timeout_s=30), threading.Event()
+    started = threading.Semaphore(0)
+
+    def hang():
+        started.release()
+        return go_on.wait()
+
+    with futures.ThreadPoolExecutor(4) as pool:
+        slow = [pool.submit(door.run, hang, "slow") for _ in range(2)]
+        try:
+            assert all(started.acquire(timeout=10) for _ in slow)
+            began_s = time.monotonic()
+            with pytest.raises(http_errors.HttpError, match="2 reads of this project") as full:
+                door.run(lambda: pytest.fail("it has no place"), "slow")
+            assert time.monotonic() - began_s < read_admission.QUEUE_S
+            assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})
+            assert door.run(lambda: 1, "other") == door.run(lambda: 1) == 1
+        finally:
+            go_on.set()
+        assert all(read.result() for read in slow)
+    assert door.run(lambda: 1, "slow") == 1
 
 
 def test_slot_of_a_late_read_is_freed_at_its_end(open_door):

@@ -21,6 +21,7 @@ from acstor_glance.gateway import grant_check
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway import image_lookup
 from acstor_glance.gateway import range_reader
+from acstor_glance.gateway import read_admission
 from tests.fakes import cloud_keys
 from tests.fakes import glance_options
 from tests.fakes import glance_records
@@ -232,11 +233,22 @@ def test_refusal_of_the_gateway_user_returns_502(gateway, status):
     assert gateway.glance.forgotten == 1
 
 
-def test_request_without_a_grant_uses_the_permissions_of_the_caller(gateway):
+@pytest.mark.parametrize(
+    ("roles", "project", "charged"),
+    [
+        ("acstor-host", "p", "p"),
+        ("member,reader", "p", "p"),
+        ("member", "", "no project"),
+        ("acstor-reader,reader", "p", read_admission.SERVICE),
+    ],
+)
+def test_request_without_a_grant_uses_the_permissions_of_the_caller(
+    gateway, roles, project, charged
+):
     path = f"/v1/images/{IMAGE}"
-    headers = {"X-Auth-Token": "t", "X-Roles": "acstor-host", "Range": RANGE}
+    headers = {"X-Auth-Token": "t", "X-Roles": roles, "X-Project-Id": project, "Range": RANGE}
     assert gateway.client.get(f"{path}/file", headers=headers).status_code == 206
-    assert gateway.glance.callers == [image_lookup.Caller("t")]
+    assert gateway.glance.callers == [image_lookup.Caller("t", project_id=charged)]
     assert "request the record from Glance" in said(gateway.client.get(path, headers=headers), 403)
 
 
