@@ -70,7 +70,7 @@ def inherit_trace(
         if not predecessor_map.is_zero(chunk_no)
     }
     places: dict[ids.Cid, int] = {}
-    for chunk_no in range(len(image_map)):
+    for chunk_no in image_map.iter_data():
         cid = image_map.cid_of(chunk_no)
         if cid in wanted:
             places.setdefault(cid, chunk_no)

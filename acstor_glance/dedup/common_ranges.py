@@ -20,8 +20,8 @@ class Range(NamedTuple):
 def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
     """Return the bytes of chunks, not zeros, that differ from the base's there."""
     cut, own = image.geometry, 0
-    for chunk_no in range(len(image)):
-        if not image.is_zero(chunk_no) and not _is_common(image, base, chunk_no):
+    for chunk_no in image.iter_data():
+        if not _is_common(image, base, chunk_no):
             own += cut.chunk_length(chunk_no)
     return own
 
@@ -44,7 +44,8 @@ def _is_common(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, chunk_no: in
 
 def _ranges(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> Iterator[Range]:
     cut = image.geometry
-    for chunk_no in range(len(image)):
+    is_raw = image.layout.stored.is_identity  # then its file has all chunks, also of zeros
+    for chunk_no in range(len(image)) if is_raw else image.iter_data():
         if not _is_common(image, base, chunk_no):
             continue
         start = chunk_no * cut.chunk_bytes

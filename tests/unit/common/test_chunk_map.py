@@ -135,6 +135,17 @@ def test_invalid_scope_keys_are_not_written(keys: chunk_map.ScopeKeys) -> None:
         build(scope_keys=keys)
 
 
+@pytest.mark.parametrize("count", [1, 8, 255, 256, 257, 1030])
+def test_chunks_with_data_are_listed(count: int) -> None:
+    numbers = {n for n in (0, 7, 8, 254, 256, 700, 1029) if n < count}
+    cids = [ids.cid_of(b"a") if n in numbers else ids.ZERO_CID for n in range(count)]
+    cut = geometry.Geometry(count * 65536, 65536)
+    found = chunk_map.ChunkMap.parse(build(cut, cids), "m")
+    assert list(found.iter_data()) == sorted(numbers)
+    zeros = chunk_map.ChunkMap.parse(build(cut, [ids.ZERO_CID] * count), "m")
+    assert list(zeros.iter_data()) == []
+
+
 def test_map_of_an_empty_image_has_no_chunks() -> None:
     raw = build(geometry.Geometry(0, 65536), [])
     assert len(raw) == chunk_map.HEADER_BYTES + chunk_map.TRAILER_BYTES

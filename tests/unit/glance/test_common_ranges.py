@@ -9,6 +9,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_glance.boot import predecessor_images
 from acstor_glance.dedup import common_ranges
 from tests.fakes import chunk_maps
 
@@ -112,6 +113,26 @@ def test_only_whole_aligned_blocks_are_found():
         Range(0, 0, CHUNK + BLOCK)
     ]
     assert found(image, base, 1 << 20) == []
+
+
+class CountedMap(chunk_map.ChunkMap):
+    """A chunk map that counts the lookups of CIDs."""
+
+    __slots__ = ("lookups",)
+
+    def cid_of(self, chunk_no):
+        self.lookups = getattr(self, "lookups", 0) + 1
+        return super().cid_of(chunk_no)
+
+
+def test_zeros_of_a_stated_disk_size_are_not_looked_up():
+    data = plain(7000, 1, 1 << 16)
+    image, base = made("." * 7000 + "a" + "." * 7000, [data]), made("a")
+    image = CountedMap(image._buffer, image.subject, image.tables)
+    assert common_ranges.own_bytes(image, base) == CHUNK
+    assert found(image, image) == [Range(1 << 16, 1 << 16, CHUNK)]
+    assert predecessor_images.inherit_trace(range(1), base, image) == ()
+    assert image.lookups < 10
 
 
 def test_images_with_other_chunk_sizes_have_no_common_ranges():
