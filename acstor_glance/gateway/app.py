@@ -2,9 +2,8 @@
 """The WSGI application: serves ranges of images, and flattens deltas into images.
 
 ``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges; hosts with a
-grant also get the record, at ``/v1/images/<id>``. ``PUT
-/v1/images/<id>/delta`` flattens a delta and its backing image into an image, and answers with
-lines of JSON meanwhile. Nothing is read before the token is validated.
+grant also get the record, at ``/v1/images/<id>``. ``PUT /v1/images/<id>/delta`` flattens, and
+answers with lines of JSON meanwhile. Nothing is read before the token is validated.
 """
 
 import contextlib

@@ -39,6 +39,7 @@ LOG = logging.getLogger(__name__)
 NAME = "acstor_prehash"
 CHECK_INTERVAL_S = 1.0
 CHECK_INTERVAL_MAX_S = 30.0
+MAX_PUBLISHING = 16  # images that wait at once in this process; each takes a thread
 PUBLISH_DEADLINE_S = 3600.0  # wait for an image to become active; the listener publishes later ones
 
 
@@ -102,7 +103,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         if not message:
             state, message, retry = self._hash(staged, image, spool)
         self._record_state(state, message, retry)
-        if state is artefacts.State.HASHED:
+        if state is artefacts.State.HASHED and _may_publish(self._image_id):
             PublishThread(self._image_id, self._conf).start()
 
     def _record_state(self, state: artefacts.State, message: str, retry: str) -> None:
@@ -152,6 +153,13 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         image = images.get_image(self._image_id)
         with scope_lookup.ScopeLookup(images, self._conf).naming_of_image(image) as naming:
             yield naming
+
+
+def _may_publish(image_id: ids.ImageId) -> bool:
+    publishing = sum(isinstance(thread, PublishThread) for thread in threading.enumerate())
+    if publishing >= MAX_PUBLISHING:
+        LOG.info("image %s: left to the listener: %d others wait", image_id, publishing)
+    return publishing < MAX_PUBLISHING
 
 
 class PublishThread(threading.Thread):

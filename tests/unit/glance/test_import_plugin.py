@@ -2,6 +2,7 @@
 """Glance's import continues under any fault of the plugin; taskflow itself runs it here."""
 
 import pathlib
+import threading
 from typing import Any
 
 import pytest
@@ -219,6 +220,23 @@ def test_failed_import_leaves_no_map(
     with pytest.raises(OSError, match="no space in the store"):
         taskflow.engines.run(flow, store={"file_path": str(staged)})
     assert waiting_maps(tmp_path) == []
+
+
+def test_failed_imports_hold_a_bounded_number_of_threads(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, most = threading.Event(), import_plugin.MAX_PUBLISHING
+    monkeypatch.undo()
+    monkeypatch.setattr(import_plugin.PublishThread, "run", lambda thread: ended.wait(30))
+    wrapper = Wrapper()
+    before = threading.active_count()
+    for number in range(most + 4):
+        image_id = ids.parse_image_id(records.IMAGE_ID[:-2] + f"{number:02}")
+        import_plugin.HashStaged("hash", image_id, wrapper, conf).execute(str(staged))
+    publishing = threading.active_count() - before
+    ended.set()
+    assert publishing == most
+    assert wrapper.properties["acstor_state"] == "hashed"
 
 
 @pytest.mark.expect_log("left to the listener: .*auth_type: is not set")
