@@ -16,6 +16,7 @@ from oslo_middleware import http_proxy_to_wsgi
 from oslo_middleware import request_id
 from oslo_middleware.healthcheck import pluginbase
 
+from acstor_decision.api import health_check
 from acstor_decision.db import database
 
 HEALTH_PATH = "/healthcheck"
@@ -28,15 +29,13 @@ class DatabaseAnswers(pluginbase.HealthcheckBaseExtension):
 
     def __init__(self, oslo_conf: cfg.ConfigOpts, conf: dict[str, Any]) -> None:
         super().__init__(oslo_conf, conf)
-        self._store = database.Database(oslo_conf)
+        self._check = health_check.HealthCheck(database.Database(oslo_conf))
 
     def healthcheck(self, server_port: int) -> pluginbase.HealthcheckResult:
         """Check the database."""
-        try:
-            self._store.latest_epoch()
-        except database.DatabaseError:
-            return pluginbase.HealthcheckResult(available=False, reason="no database")
-        return pluginbase.HealthcheckResult(available=True, reason="OK")
+        if self._check.has_database():
+            return pluginbase.HealthcheckResult(available=True, reason="OK")
+        return pluginbase.HealthcheckResult(available=False, reason="no database")
 
 
 def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:

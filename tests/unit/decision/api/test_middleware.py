@@ -17,6 +17,7 @@ from werkzeug import test
 
 from acstor_common import errors
 from acstor_decision.api import app
+from acstor_decision.api import health_check
 from acstor_decision.api import middleware
 from acstor_decision.db import database
 from tests.unit.decision.api import conftest as samples
@@ -77,6 +78,15 @@ def test_missing_keystone_auth_type_is_named(served, keystone):
         served("keystone")
 
 
+def test_health_checks_query_the_database_once_a_second(served, monkeypatch):
+    asked, queries = served(), []
+    monkeypatch.setattr(database.Database, "latest_epoch", lambda store: queries.append(store))
+    monkeypatch.setattr(health_check, "KEPT_S", 60.0)
+    assert [asked.get("/healthcheck").status_code for _ in range(20)] == [200] * 20
+    assert len(queries) == 1
+
+
+@pytest.mark.expect_log("the database fails: .*gone")
 def test_health_check_fails_without_the_database(served, monkeypatch):
     asked = served()
 
