@@ -140,6 +140,14 @@ def test_admin_sees_images_that_are_deleted_in_glance(client, store):
     assert (shown["name"], shown["state"], shown["warm_hosts"]) == (None, None, 1)
 
 
+def test_list_of_a_tenant_asks_glance_once_for_many_images(open_to_tenants, store, glance):
+    asked, get_images = [], glance.get_images
+    glance.get_images = lambda wanted, auth: asked.append(wanted) or get_images(wanted, auth)
+    hold(store, dict.fromkeys(IMAGES, WARM))
+    assert open_to_tenants.get("/v1/images?limit=1").json["images"] == []
+    assert asked == [IMAGES]
+
+
 def test_tenants_see_their_visible_images_and_no_hosts(open_to_tenants, store, glance):
     glance.add(IMAGES[3])
     hold(store, dict.fromkeys(IMAGES, WARM))
