@@ -286,13 +286,15 @@ class Disk:
             try:
                 runs = list(disk_header.runs(unsynced))
                 await self._io.run(self._place(0), 1, True, self._files.sync, runs)
+                unsynced.clear()
             except OSError as e:
-                self._unsynced |= unsynced
                 self._sync_failure = e
                 with contextlib.suppress(OSError):  # this may fail, too
                     await self._io.run(self._place(0), 1, True, self._files.note_failure)
                 LOG.error("disk %s: syncs fail: %s", self.header.disk_id, e)
                 raise
+            finally:
+                self._unsynced |= unsynced  # it failed, or was cancelled
 
     @property
     def _name(self) -> tuple[str, str]:

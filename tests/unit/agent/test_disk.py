@@ -229,6 +229,21 @@ async def test_sync_marks_chunks_only_after_their_data_is_durable(made, monkeypa
     assert done == [("fdatasync", data), ("pwritev", state), ("fdatasync", state)]
 
 
+async def test_chunks_of_a_cancelled_sync_are_synced_by_the_next_one(host, tmp_path):
+    one = await make(host, tmp_path)
+    await one.write(0, b"g" * CHUNK)
+    threads = trio.to_thread.current_default_thread_limiter()
+    threads.total_tokens, before = 1, threads.total_tokens
+    async with threads:  # the sync has to wait
+        with trio.move_on_after(0.01):
+            await one.sync()
+    threads.total_tokens = before
+    assert one.unsynced_chunks == 1
+    await one.sync()
+    after = await all_disks(host, tmp_path, boot=1).open(DISK)
+    assert await after.read(0, CHUNK) == b"g" * CHUNK
+
+
 @pytest.mark.expect_log(r"syncs fail: \[Errno 5\] the disk is gone")
 @pytest.mark.expect_log("syncs fail: an earlier one failed")
 async def test_failed_sync_fails_every_later_one(host, made, tmp_path, monkeypatch):
