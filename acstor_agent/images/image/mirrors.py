@@ -24,6 +24,7 @@ from acstor_agent.images.read import mirror
 from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import base
 from acstor_common import errors
+from acstor_common.disks import local_file
 from acstor_common.formats import chunk_map
 from acstor_common.formats import chunk_map_header
 from acstor_common.model import geometry
@@ -328,5 +329,15 @@ def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk
         size_bytes = os.fstat(file.fileno()).st_size
         if not size_bytes:
             raise errors.ChunkMapFormatError(what, 0, "is empty")
+        _check_readable(file.fileno(), size_bytes, what)
         buffer = file_mapping.read_only(file.fileno(), size_bytes)
     return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, pause=mirror.pause)
+
+
+def _check_readable(fd: int, size_bytes: int, what: str) -> None:
+    piece = memoryview(bytearray(MAP_READ_BYTES))
+    for offset in range(0, size_bytes, MAP_READ_BYTES):
+        try:
+            local_file.read_into(fd, piece, offset)
+        except OSError as e:  # in the mapping, it would kill this worker and the next (SIGBUS)
+            raise errors.ChunkMapFormatError(what, offset, f"unreadable: {e.strerror}") from e

@@ -203,6 +203,22 @@ async def test_damaged_stored_map_is_fetched_again(tmp_path):
         assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
+@pytest.mark.expect_log("unreadable: Input/output error; fetching it from the source again")
+async def test_stored_map_with_a_bad_sector_is_fetched_again(tmp_path, monkeypatch):
+    async with one_host.one_host(tmp_path, data=DATA) as host:
+        await host.mirrors.attach_image(IMAGE)
+    bad, preadv = (tmp_path / "maps" / f"{IMAGE}.acmap").stat().st_ino, os.preadv
+
+    def read(fd, *more):
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return preadv(fd, *more)
+
+    monkeypatch.setattr(os, "preadv", read)
+    async with one_host.one_host(tmp_path, data=DATA) as host:
+        assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
+
+
 async def test_oversized_chunk_map_is_refused(host, monkeypatch):
     async def endless(blob):
         return 1 << 50
