@@ -47,7 +47,7 @@ class Reattach:
                 for tries in itertools.count():
                     try:
                         found = await self._images.attach_image(image_id)
-                    except (errors.ChunkRefused, errors.SourceUnreachable) as e:
+                    except (errors.ChunkRefused, errors.SourceUnreachable, OSError) as e:
                         why = str(e)
                     except (errors.ChunkMissing, errors.ChunkMapFormatError) as e:
                         if not self._absences.record_denial(image_id, trio.current_time()):

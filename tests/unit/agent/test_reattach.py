@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reattach of an open image whose chunk map is lost here and unavailable for a while."""
 
+import errno
 import math
+import os
 
 import pytest
 import trio
@@ -66,3 +68,18 @@ async def test_reattach_fails_when_the_chunk_map_stays_unavailable(host, autojum
         await opened_of(host).get_mirror(one_host.IMAGE, GUEST)
     took_s = trio.current_time() - began_s
     assert LOST_AFTER_S <= took_s < LOST_AFTER_S + 10
+
+
+async def test_reattach_waits_until_the_chunk_map_can_be_stored(host, autojump_clock, monkeypatch):
+    replace = os.replace
+
+    def fail(*_):
+        if trio.current_time() - began_s < 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*_)
+
+    began_s = trio.current_time()
+    monkeypatch.setattr(os, "replace", fail)
+    found = await opened_of(host).get_mirror(one_host.IMAGE, GUEST)
+    assert found.size_bytes == len(DATA)
+    assert trio.current_time() - began_s >= 100
