@@ -197,10 +197,10 @@ async def _lines(stream: trio.SocketStream, max_bytes: int) -> AsyncIterator[byt
     """Split a client's data into lines; raise RemoteProtocolError for long ones."""
     buffer = bytearray()
     while chunk := await stream.receive_some(READ_BYTES):
-        buffer += chunk
-        *lines, rest = buffer.split(b"\n")
-        for line in lines:
-            yield bytes(line)
-        buffer = bytearray(rest)
+        *ends, rest = chunk.split(b"\n")  # the buffer may be long, and the chunk a byte
+        for end in ends:
+            yield bytes(buffer + end)
+            buffer.clear()
+        buffer += rest
         if len(buffer) > max_bytes:
             raise errors.RemoteProtocolError("control client", f"a line of over {max_bytes} bytes")

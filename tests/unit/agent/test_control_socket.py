@@ -3,6 +3,7 @@ import json
 import os
 import socket
 import stat
+import time
 
 import pytest
 import trio
@@ -106,6 +107,25 @@ async def test_fragmented_request_is_reassembled(served):
             await stream.send_all(bytes([byte]))
             await trio.testing.wait_all_tasks_blocked()
         assert b'"done"' in await stream.receive_some(1000)
+
+
+class Pieces:
+    """A stream of some pieces that are there at once."""
+
+    def __init__(self, pieces):
+        self._pieces = iter(pieces)
+
+    async def receive_some(self, max_bytes):
+        return next(self._pieces, b"")
+
+
+async def test_cost_of_a_byte_is_independent_of_the_length_of_its_line():
+    async def cost_s(length):
+        pieces, began_s = Pieces([bytes(length), *[b"x"] * 300]), time.thread_time()
+        assert [line async for line in control_socket._lines(pieces, 2 * length)] == []
+        return time.thread_time() - began_s
+
+    assert await cost_s(control_wire.MAX_LINE_BYTES // 2) < 100 * await cost_s(1000)
 
 
 async def test_progress_comes_before_the_result(served):
