@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The control socket: reads requests, calls the handler, writes replies.
 
-A client that violates the protocol gets an error and is disconnected. If there are too many
-clients, a new one replaces the longest idle one, or is refused if none is idle.
+A client that violates the protocol gets an error and is disconnected. If there are too many, a new
+one replaces the longest idle one, or one that reads no reply; if there is none, it is refused.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -36,6 +37,7 @@ _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/sock
 Report = Callable[[int, int], Awaitable[None]]
 """Reports the progress of a request: bytes done, bytes in all."""
 Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
+_Send = Callable[[control_wire.Reply], Awaitable[None]]
 
 
 def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
@@ -104,9 +106,10 @@ async def serve(
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 try:
                     with clients.one_more() as client:
+                        send = functools.partial(clients.send, client, stream)
                         async for line in _lines(stream, max_line_bytes):
                             with clients.busy(client):
-                                if not await _answer(stream, line, handle):
+                                if not await _answer(send, line, handle):
                                     return
                 except errors.RemoteProtocolError as e:
                     await stream.send_all(control_wire.encode(_failed(e)))
@@ -148,6 +151,17 @@ class _Clients:
             self._busy.remove(client)
             self._idle[client] = None
 
+    async def send(
+        self, client: trio.CancelScope, stream: trio.SocketStream, reply: control_wire.Reply
+    ) -> None:
+        self._busy.remove(client)
+        self._idle[client] = None
+        try:
+            await stream.send_all(control_wire.encode(reply))
+        finally:
+            self._idle.pop(client, None)
+            self._busy.add(client)
+
     def _make_room(self) -> None:
         untold = self._log_limit.take_line(None, trio.current_time())
         if untold is not None:
@@ -159,20 +173,19 @@ class _Clients:
         idlest.cancel()
 
 
-async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:
+async def _answer(send: _Send, line: bytes, handle: Handler) -> bool:
     with trio.CancelScope() as scope:
 
         async def report(done_bytes: int, total_bytes: int) -> None:
-            progress = control_wire.Progress(done_bytes, total_bytes)
             try:
-                await stream.send_all(control_wire.encode(progress))
+                await send(control_wire.Progress(done_bytes, total_bytes))
             except trio.BrokenResourceError:  # the client is gone
                 scope.cancel()
 
         reply = await _reply(line, handle, report)
     if scope.cancelled_caught:
         return False
-    await stream.send_all(control_wire.encode(reply))
+    await send(reply)
     return not (
         isinstance(reply, control_wire.Failed) and reply.kind == errors.RemoteProtocolError.__name__
     )

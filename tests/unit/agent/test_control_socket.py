@@ -228,6 +228,24 @@ async def test_client_with_a_request_in_progress_is_not_disconnected(served):
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 
 
+@pytest.mark.expect_log("control socket: more than 4 clients")
+@pytest.mark.parametrize("served", [(4,)], indirect=True)
+async def test_client_that_reads_no_reply_is_disconnected_for_a_new_one(served):
+    async def tell(request, report):
+        return "x" * 10_000_000  # more than fits in the socket's buffer
+
+    served.handle = tell
+    streams = await connected(served, 4)
+    for stream in streams:
+        await stream.send_all(STATUS)
+    await trio.testing.wait_all_tasks_blocked()
+    served.handle = served.echo
+    for _ in range(2):
+        assert await served.ask(STATUS) == [{"reply": "done", "result": "Status"}]
+    for stream in streams:
+        await stream.aclose()
+
+
 @pytest.mark.expect_log("control socket: more than 1 clients")
 async def test_client_displaced_before_its_line_is_handled_is_disconnected():
     clients = control_socket._Clients(limit=1)
