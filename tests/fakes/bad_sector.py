@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file with a bad sector, through the page cache: a FUSE file system in its own process.
-
-    python -m tests.fakes.bad_sector FILE OFFSET MOUNT_POINT
-"""
+"""A file with a bad sector, through the page cache: a FUSE file system in its own process."""
 
 import contextlib
 import errno
