@@ -6,6 +6,7 @@ A mount dies when all processes that hold its descriptor exit.
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from acstor_agent.mount import proc_files
 LOG = logging.getLogger(__name__)
 
 SCAN_INTERVAL_S = 30.0
+FILES_LIMIT = 64  # files of one process that are checked, the first ones; no guest has more disks
 DEAD = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
 _FILE = re.compile(r"/(?:images|disks)/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b[^/]*$")
 
@@ -62,7 +64,8 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
 
 
 def _files_of(pid: int) -> list[int]:
-    return [fd for fd, path in proc_files.links(pid).items() if _FILE.search(path)]
+    found = (fd for fd, path in proc_files.links(pid).items() if _FILE.search(path))
+    return list(itertools.islice(found, FILES_LIMIT))
 
 
 def _is_dead(pid: int, fd: int, live: str) -> bool:

@@ -4,6 +4,7 @@
 No path below a mount is accessed, and no memory map or command line, which could hang.
 """
 
+import collections
 import contextlib
 import ctypes
 import itertools
@@ -12,6 +13,7 @@ import math
 import os
 import platform
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -146,9 +148,8 @@ class KilledGuests:
             if looked_at > self._links_limit:
                 return None
             of_process: dict[int, list[int]] = {}
-            for fd, path in links.items():
-                name = path.rpartition("/")[2].removesuffix(process_state.FORGOTTEN)
-                if name in names and (inode := _inode(thread, fd)) in found:
+            for fd in _fds_of(links, names):
+                if (inode := _inode(thread, fd)) in found:
                     of_process.setdefault(inode, []).append(fd)
             for inode, fds in of_process.items():
                 found[inode].append(self._holder(pid, thread, fds, now_s))
@@ -238,6 +239,15 @@ def _links_of(pid: int) -> tuple[int, dict[int, str]]:
             if links := proc_files.links(thread):
                 return thread, links
     return pid, links
+
+
+def _fds_of(links: Mapping[int, str], names: Container[str]) -> Iterator[int]:
+    seen = collections.Counter[str]()
+    for fd, path in links.items():
+        name = path.rpartition("/")[2].removesuffix(process_state.FORGOTTEN)
+        if name in names and seen[path] <= FDS_LIMIT:  # one more than is compared
+            seen[path] += 1
+            yield fd
 
 
 def _inode(thread: int, fd: int) -> int:

@@ -105,6 +105,16 @@ def test_holders_of_a_file_are_found_with_their_descriptors(image, hold):
     assert all(os.readlink(f"/proc/{one.pid}/fd/{one.fds[0]}") == str(image) for one in found)
 
 
+def test_examined_descriptors_of_a_file_are_limited(image):
+    with image.open() as file:
+        fds = [os.dup(file.fileno()) for _ in range(3 * killed_guests.FDS_LIMIT)]
+        inode = image.stat().st_ino
+        (found,) = killed_guests.KilledGuests(tag)._holders({(image.name, inode)}, 0.0)[inode]
+    assert len(found.fds) == killed_guests.FDS_LIMIT + 1  # these count as shared
+    for fd in fds:
+        os.close(fd)
+
+
 def test_file_of_the_same_name_in_another_folder_is_not_matched(image, hold, tmp_path):
     (tmp_path / "disks").mkdir()
     namesake = tmp_path / "disks" / image.name
