@@ -95,6 +95,7 @@ class DecisionService:
         self._new_samples: dict[str, decision_messages.Sample] = {}
         self._published_s = 0.0
         self._stored_epoch = 0  # of the newest row, damaged or not
+        self._last_epoch = hash_ring.MAX_EPOCH  # rows above are damaged
         self._cleanup_due_s = float("-inf")
         self._has_database = self._knows_loads = True
         self._failed = ""
@@ -153,6 +154,7 @@ class DecisionService:
                 self._lead_round()
         except ring_queries.EpochTaken as e:
             LOG.warning("%s; stepping down", e)
+            self._stored_epoch = -1  # unknown
             self._lead.step_down()
         except database.DatabaseError as e:
             if self._has_database:
@@ -219,16 +221,18 @@ class DecisionService:
 
     def _load_newest_table(self) -> None:
         """Load the newest undamaged table; another leader's table reveals a lost lock."""
-        if self._store.latest_epoch() == self._stored_epoch:
+        if self._store.latest_epoch(self._last_epoch) == self._stored_epoch:
             return
-        found, former_epoch = self._store.newest_rings(), self._stored_epoch
+        known, former_epoch = self._known_epoch(), self._stored_epoch
+        found = self._store.newest_rings(known)
         self._stored_epoch = found[0].row.epoch if found else 0
         is_new = self._stored_epoch > former_epoch  # else rows were deleted
         if self.leads and is_new and found[0].row.instance != self._lead.instance:
             words = self._stored_epoch, found[0].row.instance
             LOG.warning("epoch %d was published by %s; stepping down", *words)
             self._lead.step_down()
-        last = found[-1] if found else None
+        last = found[-1] if found and found[-1].ring else None
+        self._last_epoch = max(known, last.row.epoch if last else 0) + hash_ring.MAX_LEAP
         if last is None or last.ring is None or last.row.epoch <= self.current.epoch:
             return  # no table is left but the present one
         self.decider.load_table(ring_conversion.from_ring(last.ring))
@@ -293,12 +297,14 @@ class DecisionService:
         return busy
 
     def _highest_epoch(self) -> int:
+        return max(self._known_epoch(), self._stored_epoch)
+
+    def _known_epoch(self) -> int:
         """Return the last epoch; if higher, that of most hosts: one lying host changes nothing."""
         living = self.members.list_live(self._clock.monotonic())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)
         most = claimed[(len(claimed) - 1) // 2] if claimed else 0
-        known = max(self.current.epoch, self._stored_epoch)
-        return max(known, most if most < HIGHEST_TRUSTED_EPOCH else 0)
+        return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
 
     def _publish_decision(self, decision: decider.Decision) -> None:
         """Store a table in the database, then publish it; raise EpochTaken if too late."""

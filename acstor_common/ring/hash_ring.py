@@ -35,6 +35,7 @@ from acstor_common.ring import vnode
 
 FORMAT_VERSION = 1
 MAX_EPOCH = (1 << 53) - 1  # largest integer that every JSON reader represents exactly
+MAX_LEAP = 1_000_000  # epochs that a host may have missed: two months of a new table every 5 s
 MAX_THRESHOLD = location_policies.MAX_THRESHOLD
 MAX_HOSTS = 16384
 MAX_REVOKED = 4096

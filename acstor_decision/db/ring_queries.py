@@ -15,6 +15,7 @@ from acstor_decision.db import models
 LOG = logging.getLogger(__name__)
 
 _Row = models.PublishedRing
+_LAST_EPOCH = (1 << 63) - 1  # of the column
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,9 +47,10 @@ class StoredRing(NamedTuple):
     ring: hash_ring.Ring | None
 
 
-def latest_epoch(session: orm.Session) -> int:
-    """Return the epoch of the last published table; 0 if there is none."""
-    return session.execute(sa.select(sa.func.max(_Row.epoch))).scalar() or 0
+def latest_epoch(session: orm.Session, at_most: int = _LAST_EPOCH) -> int:
+    """Return the epoch of the last published table up to ``at_most``; 0 if there is none."""
+    wanted = sa.select(sa.func.max(_Row.epoch)).where(_Row.epoch <= at_most)
+    return session.execute(wanted).scalar() or 0
 
 
 def get_ring(session: orm.Session, epoch: int) -> Publication | None:
@@ -69,8 +71,11 @@ def list_rings(
     return [ring._replace(overloaded=tuple(str(ring.overloaded or "").split())) for ring in found]
 
 
-def newest_rings(session: orm.Session) -> list[StoredRing]:
-    """Return the newest rows, down to the first that is not damaged; log the damaged ones."""
+def newest_rings(session: orm.Session, known: int = 0) -> list[StoredRing]:
+    """Return the newest rows, down to the first that is not damaged; log the damaged ones.
+
+    Damaged rows far above this one and ``known`` are omitted: hosts refuse a table above them.
+    """
     found: list[StoredRing] = []
     while not found or found[-1].ring is None:
         below = found[-1].row.epoch - 1 if found else None
@@ -78,7 +83,8 @@ def newest_rings(session: orm.Session) -> list[StoredRing]:
         if not rows:
             break
         found += map(_read, rows)
-    return found
+    known = max([known, *(stored.row.epoch for stored in found if stored.ring)])
+    return [stored for stored in found if stored.row.epoch <= known + hash_ring.MAX_LEAP]
 
 
 def _read(row: Publication) -> StoredRing:
@@ -100,7 +106,7 @@ def _read(row: Publication) -> StoredRing:
 
 def store_ring(session: orm.Session, new: Publication, kept: int) -> None:
     """Store a table, and delete all but the ``kept`` last; EpochTaken if another was first."""
-    if new.epoch <= latest_epoch(session):
+    if new.epoch <= latest_epoch(session, new.epoch + hash_ring.MAX_LEAP):
         raise EpochTaken(new.epoch)
     fields = {**new._asdict(), "overloaded": " ".join(new.overloaded)}
     session.execute(sa.insert(_Row).values(**fields))

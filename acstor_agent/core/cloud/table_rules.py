@@ -10,7 +10,7 @@ from acstor_common.ring import hash_ring
 
 EPOCH_END = 1 << 53
 """Upper bound of epochs: larger numbers are inexact in some JSON implementations."""
-MAX_LEAP = 1_000_000  # epochs that a host may have missed: two months of a new table every 5 s
+MAX_LEAP = hash_ring.MAX_LEAP
 
 
 def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
