@@ -10,9 +10,11 @@ from typing import NamedTuple
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import signing
+from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import signed_messages
 from acstor_decision.core import enrolment_rules
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 
 REVOCATION_KEPT_S = (366 + 60) * 86400
@@ -56,7 +58,7 @@ class TrustState(NamedTuple):
         """Return revocations; above ``limit``, omit those of freed names first, then the oldest."""
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
-        return {row.host: row.revoked_before_s for row in found[:limit]}
+        return {row.host: min(row.revoked_before_s, hash_ring.MAX_EPOCH) for row in found[:limit]}
 
     def sign_data(self, purpose: str, data: bytes) -> str:
         """Return the signature of ``data``, in base64."""
@@ -68,6 +70,9 @@ def _rank(row: models.Enrolment) -> tuple[bool, int, str]:
 
 
 def _is_named(row: models.Enrolment, now_s: float) -> bool:
+    if not ids.HOST_ID.fullmatch(row.host):  # one such name would invalidate the whole table
+        json_columns.log_damage(f"enrolments.host {row.host!r}", ValueError("no host id"), "absent")
+        return False
     if row.state == enrolment_rules.EnrolmentState.REVOKED:
         return row.revoked_before_s > 0
     return row.revoked_before_s > max(0.0, now_s - REVOCATION_KEPT_S)
