@@ -8,6 +8,7 @@ have expired, so a renewal needs no work on hosts; only a stolen key is replaced
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from acstor_common.wire import signed_messages
 from acstor_decision import conf as decision_conf
 from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
+from acstor_decision.db import json_columns
 from acstor_decision.db import models
 from acstor_decision.identity import enrolment_records
 from acstor_decision.identity import trust_state
@@ -119,7 +121,7 @@ class CertificateAuthority:
         rows, now_s = self._keys(kind), self._clock.time()
         first = _in_use(rows, now_s)
         others = [row for row in _trusted(rows, now_s) if row.number != first.number]
-        return [first, *others][: self._limits.keys]
+        return [first, *filter(_is_readable, others)][: self._limits.keys]
 
     def renew_key(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
         """Create a new key.
@@ -270,9 +272,33 @@ def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:
 
 
 def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.AuthorityKey:
-    """Return the newest trusted key whose time has come; else the oldest."""
-    usable = _trusted(rows, now_s) or rows
+    """Return the newest trusted, undamaged key whose time has come; else the oldest."""
+    trusted = _trusted(rows, now_s) or rows
+    usable = [row for row in trusted if _is_readable(row) and _can_sign(row)] or trusted
     return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
+
+
+def _is_readable(row: models.AuthorityKey) -> bool:
+    if row.kind == CA:
+        return _is_sound(row, "certificate", lambda: certificates.read_ca(row.certificate.encode()))
+    return _is_sound(row, "secret_key", lambda: signing.read_key(row.secret_key.encode()))
+
+
+def _can_sign(row: models.AuthorityKey) -> bool:
+    certificate, key = row.certificate.encode(), row.secret_key.encode()
+    return row.kind != CA or _is_sound(
+        row, "secret_key", lambda: certificates.Authority(certificate, key)
+    )
+
+
+def _is_sound(row: models.AuthorityKey, column: str, read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except errors.NotAuthenticated as e:
+        where = f"authority_keys.{column} of {row.kind}, {row.number}"
+        json_columns.log_damage(where, e, "absent")
+        return False
+    return True
 
 
 def _check_keys(trusted: Sequence[models.AuthorityKey], limit: int) -> None:
