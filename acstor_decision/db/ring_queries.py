@@ -96,9 +96,9 @@ def _read(row: Publication) -> StoredRing:
         return StoredRing(row, ring)
     except errors.RingFormatError as e:
         LOG.error(
-            "database: rings.ring_table of %d is damaged: %s; the leader publishes the table "
-            "before it again, with a higher epoch. Check the database's disk, then run DELETE FROM "
-            "rings WHERE epoch = %d",
+            "database: rings.ring_table of %d is damaged: %s; an instance that becomes the leader "
+            "publishes the table before it again, as a new epoch. Check the database's disk, then "
+            "run DELETE FROM rings WHERE epoch = %d",
             *(row.epoch, e, row.epoch),
         )
         return StoredRing(row, None)

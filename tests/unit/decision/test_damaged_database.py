@@ -15,7 +15,7 @@ COLUMN = r"^database: \w+\.\w+ .* is damaged and counts as absent: "
 FAR = ("UPDATE rings SET epoch = 10000001 WHERE epoch = 2",)
 LAST = ("UPDATE rings SET epoch = 9223372036854775807 WHERE epoch = 2",)
 OF_H9 = "UPDATE enrolments SET {} WHERE host = 'h9'"
-KEY = "UPDATE authority_keys SET {} = 'x' WHERE kind = '{}' AND number = {}"
+KEY = "UPDATE authority_keys SET {0} = replace({0}, 'M', '*') WHERE kind = '{1}' AND number = {2}"
 
 
 @pytest.fixture
