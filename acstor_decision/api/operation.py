@@ -2,6 +2,7 @@
 """Operations of the API, from which routes, policies and OpenAPI are generated."""
 
 import dataclasses
+import datetime
 import http
 import time
 from collections.abc import Callable
@@ -128,6 +129,14 @@ def _parsed(parse: Callable[[str], _Id], text: str) -> _Id:
         return parse(text)
     except ValueError as e:
         raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+
+
+def utc_time(at_s: float) -> datetime.datetime:
+    """Return a time of the database; the last possible one if it is out of range."""
+    try:
+        return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
 
 def up_since_s(call: Call) -> float:

@@ -79,8 +79,8 @@ def _summary(row: models.Boot, timeline: boot_timeline.Timeline) -> BootSummary:
         server_id=row.server_id,
         host=row.host,
         image_id=timeline.image_id,
-        began_at=datetime.datetime.fromtimestamp(timeline.began_at_s, datetime.UTC),
-        reported_at=datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
+        began_at=operation.utc_time(timeline.began_at_s),
+        reported_at=operation.utc_time(row.reported_s),
         took_s=timeline.last_s,
         waited_s=sum(timeline.waited_s.values()),
         is_over=timeline.is_over,
@@ -96,7 +96,7 @@ def of_server(call: operation.Call) -> Boots:
         [
             Boot(
                 row.host,
-                datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
+                operation.utc_time(row.reported_s),
                 timeline,
             )
             for row, timeline in _with_timelines(rows)

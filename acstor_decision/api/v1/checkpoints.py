@@ -154,7 +154,7 @@ def recovery(call: operation.Call) -> CheckpointRecovery:
         manifest_name=row.manifest_name,
         holders=holders,
         key=row.disk_key,
-        taken_at=_moment(row.taken_ms / 1000),
+        taken_at=operation.utc_time(row.taken_ms / 1000),
     )
 
 
@@ -211,10 +211,12 @@ def delete(call: operation.Call) -> DeletedCheckpoint:
     row, now_s = _row(call), call.wall()
     if not call.body.force and checkpoint_queries.is_protected(row, now_s):
         assert row.recovered_s is not None
+        since = operation.utc_time(row.recovered_s)
+        until = operation.utc_time(row.recovered_s + checkpoint_queries.PROTECTION_S)
         why = (
-            f"a recovery from checkpoint {row.checkpoint_id} began at {_moment(row.recovered_s)} "
+            f"a recovery from checkpoint {row.checkpoint_id} began at {since} "
             f"and may still read it. It can be deleted once the server has a checkpoint of its new "
-            f"host, and from {_moment(row.recovered_s + checkpoint_queries.PROTECTION_S)} on; "
+            f"host, and from {until} on; "
             "--force "
             "deletes it now"
         )
@@ -246,8 +248,8 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         project_id=row.project_id,
         host=row.host,
         image_id=row.image_id,
-        taken_at=_moment(row.taken_ms / 1000),
-        registered_at=_moment(row.registered_s),
+        taken_at=operation.utc_time(row.taken_ms / 1000),
+        registered_at=operation.utc_time(row.registered_s),
         consistency=row.consistency,
         number=row.number,
         size_bytes=row.size_bytes,
@@ -255,16 +257,9 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
         sent_bytes=row.sent_bytes,
         interval_s=row.interval_s,
         holders=[holder.host for holder in checkpoint_queries.holders_of(row) or ()],
-        server_deleted_at=None if row.gone_s is None else _moment(row.gone_s),
-        recovered_at=None if row.recovered_s is None else _moment(row.recovered_s),
+        server_deleted_at=None if row.gone_s is None else operation.utc_time(row.gone_s),
+        recovered_at=None if row.recovered_s is None else operation.utc_time(row.recovered_s),
     )
-
-
-def _moment(at_s: float) -> datetime.datetime:
-    try:
-        return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
 
 _ONE = "/v1/checkpoints/{checkpoint_id}"

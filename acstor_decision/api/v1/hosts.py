@@ -242,7 +242,7 @@ def _state(call: operation.Call, row: models.Host) -> HostState:
 
 
 def _time(seconds: float | None) -> datetime.datetime | None:
-    return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return None if seconds is None else operation.utc_time(seconds)
 
 
 def _enrolment(row: models.Enrolment | None) -> Enrolment | None:

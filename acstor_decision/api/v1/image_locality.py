@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Locality of images: how much of an image each host has, for Nova's scheduler."""
 
+from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.db import image_queries
@@ -12,9 +13,8 @@ def locality(call: operation.Call) -> decision_messages.ImageLocality:
     found = call.store.image_locality(
         image_id, operation.up_since_s(call), decision_messages.MAX_LOCALITY_HOSTS
     )
-    return decision_messages.ImageLocality(
-        image_id, sorted(map(_host_locality, found), key=lambda one: one.host)
-    )
+    hosts = [_host_locality(row) for row in found if ids.HOST_ID.fullmatch(row.host)]
+    return decision_messages.ImageLocality(image_id, sorted(hosts, key=lambda one: one.host))
 
 
 def _host_locality(row: image_queries.Locality) -> decision_messages.HostLocality:
@@ -31,7 +31,7 @@ def _host_locality(row: image_queries.Locality) -> decision_messages.HostLocalit
 
 
 def _share(part: float | None, of: float | None) -> float | None:
-    return None if part is None or not of else round(min(part / of, 1.0), 3)
+    return None if part is None or not of else round(min(max(part / of, 0.0), 1.0), 3)
 
 
 OPERATIONS = (

@@ -58,7 +58,7 @@ def report(call: operation.Call) -> Listeners:
 def _shown(row: models.Listener, now_s: float) -> Listener:
     return Listener(
         listener=row.listener,
-        reported_at=datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
+        reported_at=operation.utc_time(row.reported_s),
         is_silent=now_s - row.reported_s > health_checks.LISTENER_S,
     )
 

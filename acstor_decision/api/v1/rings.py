@@ -162,7 +162,7 @@ class _TableSettings(msgspec.Struct):
 
 
 def _fields(row: ring_queries.Publication) -> dict[str, Any]:
-    at = datetime.datetime.fromtimestamp(row.published_s, datetime.UTC)
+    at = operation.utc_time(row.published_s)
     return {
         "epoch": row.epoch,
         "published_at": at,

@@ -304,7 +304,7 @@ def _ring(
         return None
     return RingStatus(
         epoch=published.epoch,
-        published_at=datetime.datetime.fromtimestamp(published.published_s, datetime.UTC),
+        published_at=operation.utc_time(published.published_s),
         hosts=published.hosts,
         up_to_date_hosts=sum(host.is_up and host.epoch == published.epoch for host in seen),
     )

@@ -38,6 +38,12 @@ LISTS = {
     (models.PublishedRing, "table"): ("/v1/hosts", "/v1/rings", "/v1/status"),
     (models.Enrolment, "public_key"): ("/v1/hosts", "/v1/hosts/h0001"),
 }
+TIMES = {
+    (models.Host, "seen_s"): ("/v1/hosts", H0001, "/v1/status"),
+    (models.Enrolment, "issued_s"): ("/v1/hosts", H0001, "/v1/status"),
+    (models.Boot, "reported_s"): ("/v1/boots", f"/v1/servers/{SERVER}/boots"),
+    (models.PublishedRing, "published_s"): ("/v1/rings", "/v1/ring", "/v1/status"),
+}
 NO_JSON = {
     (models.AuthorityKey, "secret_key"),
     (models.AuthorityKey, "certificate"),
@@ -121,6 +127,35 @@ def test_lists_with_a_damaged_row_are_served_and_log_it_once(
         assert answer.status_code == 200, (path, answer.json)
         assert answer.json.keys() == before[path].keys()
     assert len(watched_log.messages) == 1
+
+
+@pytest.mark.parametrize(
+    "column", TIMES, ids=lambda column: f"{column[0].__tablename__}.{column[1]}"
+)
+def test_lists_with_a_time_out_of_range_are_served(client, cloud, column):
+    damage(cloud, column, 1e300)
+    for path in TIMES[column]:
+        assert client.get(path).status_code == 200, path
+
+
+@pytest.mark.expect_log(DAMAGE)
+def test_needed_images_with_a_damaged_id_are_incomplete(client, cloud):
+    assert client.get("/v1/needed-images").json["is_complete"]
+    damage(cloud, (models.HeldImage, "image_id"), "\ufffd")
+    answer = client.get("/v1/needed-images").json
+    assert (answer["images"], answer["is_complete"]) == ([IMAGE], False)
+
+
+def test_locality_omits_a_damaged_host_and_negative_numbers(client, cloud):
+    with cloud.engine().begin() as link:
+        link.execute(sa.update(models.HeldImage).values(cached_bytes=9, missing_bytes=0))
+        rates = {"received_bytes_s": -7.0, "sent_bytes_s": -7.0}
+        link.execute(sa.update(models.Host).values(rates))
+    for model in (models.Host, models.HeldImage):
+        damage(cloud, (model, "host"), "h 1")
+    answer = client.get(f"/v1/images/{IMAGE}/locality")
+    known = [(host["host"], host["link_load"]) for host in answer.json["hosts"]]
+    assert known == [("h0002", 0.0)]
 
 
 def publish_damaged(cloud, text):
