@@ -72,10 +72,7 @@ def list_rings(
 
 
 def newest_rings(session: orm.Session, known: int = 0) -> list[StoredRing]:
-    """Return the newest rows, down to the first that is not damaged; log the damaged ones.
-
-    Damaged rows far above this one and ``known`` are omitted: hosts refuse a table above them.
-    """
+    """Return the newest rows down to an undamaged one, without damaged ones above any leap."""
     found: list[StoredRing] = []
     while not found or found[-1].ring is None:
         below = found[-1].row.epoch - 1 if found else None
