@@ -24,6 +24,7 @@ from acstor_common.util import lru_table
 
 MAX_IN_FLIGHT_BYTES = 8 * 1024 * 1024
 """Most bytes requested from one peer at a time: 7 ms at 10 Gbit/s, 2.7 s at 25 Mbit/s."""
+MAX_PREFETCH_BYTES = MAX_IN_FLIGHT_BYTES * 3 // 4  # from which on only guests' requests are sent
 
 FAILURES_ALLOWED = 2  # failures in a row that put a peer in backoff
 INITIAL_BACKOFF_S, INVALID_BACKOFF_S, MAX_BACKOFF_S = 0.5, 60.0, 600.0

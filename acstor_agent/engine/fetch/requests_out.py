@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 Attempt = transfer.Attempt
 Track = transfer.Track
-PEER = priority.Priority.PEER
+GUEST, PEER = priority.Priority.GUEST, priority.Priority.PEER
 
 
 def _one_class(answer: object) -> None:
@@ -67,7 +67,9 @@ class RequestsOut:
         peer.pending.update(dict.fromkeys(numbers, attempt))
         attempt.watch_with(self._untimed)
         in_flight_bytes = peer.in_flight_bytes + attempt.length
-        if not peer.queue.length and in_flight_bytes <= peer_state.MAX_IN_FLIGHT_BYTES:
+        is_urgent = attempt.priority.is_urgent
+        most = peer_state.MAX_IN_FLIGHT_BYTES if is_urgent else peer_state.MAX_PREFETCH_BYTES
+        if not peer.queue.length and in_flight_bytes <= most:
             self._out.add_request(host, attempt)
             attempt.sent_s, peer.in_flight_bytes = now, in_flight_bytes
         else:
@@ -229,11 +231,14 @@ class RequestsOut:
         self._send_more(peer, now)
 
     def _send_more(self, peer: peer_state.Peer, now: float) -> None:
-        while peer.queue.length:
-            if peer.in_flight_bytes >= peer_state.MAX_IN_FLIGHT_BYTES:
+        queue = peer.queue
+        while queue.length and peer.in_flight_bytes < peer_state.MAX_IN_FLIGHT_BYTES:
+            if peer.in_flight_bytes < peer_state.MAX_PREFETCH_BYTES:
+                attempt = queue.take_next()
+            else:
+                attempt = queue.take_by_priority(GUEST) or queue.take_by_priority(PEER)
+            if attempt is None:
                 return
-            attempt = peer.queue.take_next()
-            assert attempt is not None
             self._send(peer, attempt, now)
 
     def recount_in_flight(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:

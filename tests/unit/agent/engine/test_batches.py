@@ -87,7 +87,7 @@ def test_trickling_peer_is_hedged_within_the_hedge_budget(machine):
 
 
 def test_response_to_a_request_not_yet_sent_is_ignored(machine):
-    most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
+    most = peer_state.MAX_PREFETCH_BYTES // one_machine.CHUNK
     machine = one_machine.Machine(background_limit=10_000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "batch")

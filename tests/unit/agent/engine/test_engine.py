@@ -335,12 +335,14 @@ def test_bytes_in_flight_per_peer_are_bounded_and_guests_go_first(machine):
     most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 10)]
     machine = one_machine.Machine(background_limit=10_000)
-    machine.request_chunks([chunk(n) for n in numbers[:-1]], Priority.READAHEAD, 1)
+    prefetched = peer_state.MAX_PREFETCH_BYTES // one_machine.CHUNK
+    machine.request_chunks([chunk(n) for n in numbers[: prefetched + 9]], Priority.READAHEAD, 1)
     sent = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
-    assert len(sent) == most
-    assert {len(ask.attempts) for ask in machine.got(actions.RequestChunks)} == {
-        peer_request.MAX_BATCH
-    }
+    assert len(sent) == prefetched
+    batches = [len(ask.attempts) for ask in machine.got(actions.RequestChunks)]
+    assert batches == [peer_request.MAX_BATCH, prefetched - peer_request.MAX_BATCH]
+    machine.request_chunks([chunk(n) for n in numbers[prefetched + 9 : -1]], Priority.GUEST, 2)
+    assert len(machine.asks()["h2"]) == most - prefetched
     request(machine, numbers[-1])
     assert not machine.got(actions.RequestChunks)
     give(machine, sent[0], numbers[0])
@@ -525,7 +527,7 @@ def test_suspect_host_that_responds_late_is_backed_off(machine):
 
 
 def test_queued_request_is_not_sent_if_its_chunk_arrived(machine):
-    most = peer_state.MAX_IN_FLIGHT_BYTES // one_machine.CHUNK
+    most = peer_state.MAX_PREFETCH_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine = one_machine.Machine(background_limit=10_000)
     machine.request_chunks(

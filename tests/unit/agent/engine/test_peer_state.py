@@ -84,6 +84,18 @@ def test_queued_requests_are_neither_hedged_nor_blamed_on_the_peer():
         waiting += [attempt for ask in asks for attempt in ask.attempts]
 
 
+def test_prefetches_that_a_peer_does_not_answer_leave_bytes_in_flight_to_guests():
+    machine = one_machine.Machine(background_limit=1000)
+    numbers = iter([n for n in range(8000) if machine.home_of(n) == "h2"])
+    machine.request_chunks([chunk(next(numbers)) for _ in range(200)], P.READAHEAD, None)
+    peer = machine.core.context.peers.get_or_create(H2)
+    assert peer.queue and peer.in_flight_bytes == peer_state.MAX_PREFETCH_BYTES
+    machine.request_chunks([chunk(next(numbers))], P.GUEST, "a guest")
+    assert machine.attempt().priority is P.GUEST
+    machine.request_chunks([chunk(next(numbers)) for _ in range(200)], P.GUEST, "many")
+    assert peer.in_flight_bytes == peer_state.MAX_IN_FLIGHT_BYTES
+
+
 def test_backoff_releases_requests_queued_for_the_peer():
     machine = one_machine.Machine(background_limit=1000)
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
