@@ -94,6 +94,16 @@ def bound_waits(connection: str, timeout_s: int = TIMEOUT_S) -> None:
     extensions.set_wait_callback(wait)
 
 
+def accept_damaged_text(used: sa.Engine) -> None:
+    """Let SQLite, which checks no text, return invalid UTF-8 with U+FFFD, which readers reject."""
+    if used.driver == "pysqlite":
+        sa.event.listen(used, "connect", _replace_invalid_text)
+
+
+def _replace_invalid_text(link: Any, _record: object) -> None:
+    link.text_factory = lambda text: text.decode(errors="replace")
+
+
 def redacted_url(connection: str) -> str:
     """Return a database URL without the password.
 

@@ -38,7 +38,6 @@ from acstor_decision.db import models
 from acstor_decision.db import ring_queries
 from acstor_decision.db import sample_queries
 from acstor_decision.db import task_queries
-from acstor_decision.db import text_decoding
 
 ENGINE_OPTIONS = (
     "connection",
@@ -132,7 +131,7 @@ class Database:
         connection_url.restrict_file_mode(conf.database.connection)
         connection_url.bound_waits(conf.database.connection, timeout_s)
         self._contexts = enginefacade.transaction_context()
-        self._contexts.append_on_engine_create(text_decoding.accept_damaged_text)
+        self._contexts.append_on_engine_create(connection_url.accept_damaged_text)
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         for name in ("connection", "slave_connection"):
             if options[name]:

@@ -3,11 +3,9 @@
 
 import pytest
 import sqlalchemy as sa
-from pymysql import connections
 
 from acstor_common.identity import signing
 from acstor_common.ring import hash_ring
-from acstor_decision.db import text_decoding
 from tests.unit.decision import test_service as rounds
 
 TABLE = r"rings.ring_table of \d+ is damaged"
@@ -113,10 +111,3 @@ def test_stolen_key_does_not_replace_a_damaged_one(cloud, configure, store):
         keeper.load_trust_state()
     cloud.collect()
     assert cloud.instances[0].epochs() == [1, 2] and not cloud.instances[0].service.leads
-
-
-def test_pymysql_reads_invalid_utf8():
-    link = connections.Connection(defer_connect=True)
-    text_decoding._prepare_pymysql(link, None)
-    assert "drop \u00fc".encode(link.encoding) == b"drop \xc3\xbc"
-    assert b"drop \xc3\xbc\xff".decode(link.encoding) == "drop \u00fc\ufffd"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from acstor_common.util import token_buckets
 from tests.lab import tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -20,7 +21,7 @@ NAMES = [value for name, value in vars(tuned).items() if name.isupper() and "." 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_belongs_to_a_constant_of_the_product(name: str) -> None:
     module, _, constant = name.rpartition(".")
-    assert isinstance(getattr(importlib.import_module(module), constant), int | float | str)
+    assert isinstance(getattr(importlib.import_module(module), constant), int | float | str | tuple)
 
 
 COMMAND = """
@@ -51,6 +52,15 @@ def test_unknown_constant_ends_the_command() -> None:
     argv = tuned.argv("acstor_agent.cmd.ctl", {"acstor_glance.prepare.plan.NO_SUCH_THING": 7})
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "NO_SUCH_THING" in done.stderr
+
+
+def test_changed_named_tuple_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, constant = tuned.HANDSHAKES.rpartition(".")
+    here = importlib.import_module(module)
+    monkeypatch.setattr(here, constant, token_buckets.Rate(per_s=1.0, burst=2.0))
+    tuned.change({tuned.HANDSHAKES: (3.0, 4.0)})
+    assert getattr(here, constant) == token_buckets.Rate(per_s=3.0, burst=4.0)
+    assert isinstance(getattr(here, constant), token_buckets.Rate)
 
 
 def test_changed_constant_keeps_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
