@@ -207,7 +207,7 @@ class ChunkMap:
         return bytes(bits)
 
     def iter_data(self) -> Iterator[int]:
-        """Yield the chunks that are not zeros, in 20 ms for 2 TiB of zeros and 0.3 us for each."""
+        """Yield the chunks that are not zeros: 0.3 s for 2 TiB of zeros, and 0.6 us for each."""
         bits = self.zero_bitmap()
         for first in range(0, self._count, PAGE_CHUNKS):
             count = min(PAGE_CHUNKS, self._count - first)

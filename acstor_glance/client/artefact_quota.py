@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quota of a project's chunk maps and boot images, which Glance's quota does not count."""
+"""Quota of a project's artefacts, which Glance's quota does not count.
+
+Of a conversion it counts at most CONVERTED_BYTES: what qemu-img may write beyond twice the image.
+"""
 
 import threading
 import time
@@ -11,12 +14,13 @@ from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import clocks
+from acstor_common.model import geometry
 from acstor_common.util import byte_sizes
 from acstor_glance.client import glance_client
 
 MAX_AGE_S = 300.0  # age after which a project's sum is read again; reservations are added meanwhile
 RECHECK_AGE_S = 10.0  # largest age of the sum when a reservation is refused
-_COUNTED = (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE)
+CONVERTED_BYTES = 64 * geometry.MIB
 
 
 class _Used(NamedTuple):
@@ -61,8 +65,11 @@ class ArtefactQuota:
         known, now_s = self._known.get(project), self._clock.monotonic()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.list_project_artefacts(project)
-            used_bytes = sum(
-                artefact.size_bytes for artefact in found if artefacts.kind_of(artefact) in _COUNTED
-            )
+            used_bytes = sum(map(_counted_bytes, found))
             known = self._known[project] = _Used(used_bytes, now_s)
         return known
+
+
+def _counted_bytes(artefact: image_record.Image) -> int:
+    is_converted = artefacts.kind_of(artefact) is artefacts.Kind.CONVERTED
+    return min(artefact.size_bytes, CONVERTED_BYTES) if is_converted else artefact.size_bytes

@@ -24,6 +24,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_glance import sandbox
+from acstor_glance.client import artefact_quota
 from acstor_glance.prepare import format_check
 from acstor_glance.prepare import preparation_budget
 
@@ -53,7 +54,7 @@ class ConversionLimits(NamedTuple):
     """Limits of qemu-img: ``growth * uploaded bytes + spare_bytes``, and time."""
 
     growth: int = 2  # data that was compressed with a longer window may grow
-    spare_bytes: int = 64 * geometry.MIB
+    spare_bytes: int = artefact_quota.CONVERTED_BYTES
     spare_s: int = 60  # processor seconds in addition to SLOWEST_BYTES_S
 
 

@@ -199,6 +199,9 @@ class ImagePreparation:
     ) -> None:
         size_bytes = os.fstat(made.fileno()).st_size
         as_read = artefacts.as_read(self._image, image_record.Image(size_bytes=size_bytes))
+        self._tools.quota.reserve_bytes(
+            self._image, min(size_bytes, artefact_quota.CONVERTED_BYTES)
+        )
         with self._spool.temporary_map() as file:
             stream_prehash.write_map_of_file(as_read, made, work, file, hashing, is_hashed=True)
             version = glance_client.FORMAT_VERSIONS[CONVERTED]

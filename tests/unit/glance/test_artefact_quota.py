@@ -40,10 +40,10 @@ def store(images, image, size: int, kind: artefacts.Kind = CHUNK_MAP) -> str:
     return made["id"]
 
 
-def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) -> None:
+def test_quota_counts_the_artefacts_of_the_project(images, conf) -> None:
     mine, other = add(images, b"1"), add(images, b"2", owner="other")
-    store(images, mine, GIB - 1000)
-    store(images, mine, 5 * GIB, CONVERTED)
+    store(images, mine, GIB - 1500)
+    store(images, mine, 500, CONVERTED)
     quota = artefact_quota.ArtefactQuota(images, conf)
     quota.reserve_bytes(mine, 600)
     with pytest.raises(errors.QuotaExceeded, match=r"1073741424 bytes, and 401 more .* of 1GiB"):
@@ -52,6 +52,16 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
     with pytest.raises(errors.QuotaExceeded):
         quota.reserve_bytes(mine, 0)
     quota.reserve_bytes(other, GIB)
+
+
+def test_quota_counts_64_mib_of_a_large_conversion(images, conf) -> None:
+    mine = add(images, b"1")
+    store(images, mine, 5 * GIB, CONVERTED)
+    quota = artefact_quota.ArtefactQuota(images, conf)
+    left = GIB - artefact_quota.CONVERTED_BYTES
+    with pytest.raises(errors.QuotaExceeded):
+        quota.reserve_bytes(mine, left + 1)
+    quota.reserve_bytes(mine, left)
 
 
 def test_deleted_artefact_frees_its_quota_soon(images, conf) -> None:

@@ -15,6 +15,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.image import artefacts
+from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_glance.controller import artefact_verifier
 from acstor_glance.prepare import conversion
@@ -40,8 +41,13 @@ def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
 
 @pytest.fixture
 def data(tmp_path: pathlib.Path) -> bytes:
-    raw, path = tmp_path / "raw", tmp_path / "image"
-    raw.write_bytes(random.Random(3).randbytes(200_000).ljust(1 << 20, b"\0"))
+    return vdi_of(tmp_path, 200_000)
+
+
+def vdi_of(folder: pathlib.Path, data_bytes: int) -> bytes:
+    """Return a VDI file of a disk of 2 MiB that starts with random data."""
+    raw, path = folder / "raw", folder / "image"
+    raw.write_bytes(random.Random(3).randbytes(data_bytes).ljust(2 * geometry.MIB, b"\0"))
     runs.tool(["qemu-img", "convert", "-f", "raw", "-O", "vdi", raw, path])
     return path.read_bytes()
 
@@ -160,4 +166,14 @@ def test_conversion_over_its_budget_fails_for_good(images, conf, data):
     )
     assert "qemu-img was ended" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
+    assert made_of(images, image) == set()
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_conversion_over_the_quota_of_its_project_is_not_stored(images, conf, tmp_path):
+    conf.set_override("artefact_quota_per_project", geometry.MIB, "acstor_glance")
+    image = images.add(vdi_of(tmp_path, 3 * geometry.MIB // 2), disk_format="vdi")
+    assert handle(images, conf, image) is Outcome.FAILED
+    assert "over their quota" in image["acstor_message"]
+    assert image["acstor_retry"].startswith("1 2")
     assert made_of(images, image) == set()
