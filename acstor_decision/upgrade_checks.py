@@ -157,7 +157,8 @@ class Checks(upgradecheck.UpgradeCommands):
         return _named(
             "they have no certificate",
             sorted(waiting | (seen - known)),
-            "openstack acstor host allow HOST, or acstor-decision-manage authority allow HOST",
+            "openstack acstor host allow HOST --fingerprint KEY, or acstor-decision-manage "
+            "authority allow HOST",
         )
 
     _upgrade_checks = (

@@ -17,6 +17,7 @@ from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import killed_guests
 from acstor_agent.mount import open_files
 from acstor_agent.mount import proc_files
+from acstor_common.util import mount_table
 
 LOG = logging.getLogger(__name__)
 
@@ -81,9 +82,5 @@ def _is_dead(pid: int, fd: int, live: str) -> bool:
 def _device_of(pid: int, fd: int) -> str:
     """Return the device of a descriptor's mount; empty if it is in no namespace."""
     wanted = proc_files.descriptor_field(pid, fd, "mnt_id:")
-    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            number, _parent, device, _rest = line.split(" ", 3)
-            if number == wanted:
-                return device
-    return ""
+    mounts = mount_table.list_mounts(f"/proc/{pid}/mountinfo")
+    return next((mount.device for mount in mounts if mount.mount_id == wanted), "")

@@ -29,6 +29,7 @@ from acstor_agent.core.mount import fuse_init
 from acstor_agent.core.mount import inodes
 from acstor_agent.mount import mount_record
 from acstor_common import errors
+from acstor_common.util import mount_table
 
 LOG = logging.getLogger(__name__)
 
@@ -111,15 +112,8 @@ def device_number(mount_point: str) -> str:
 
 def _mounted(mount_point: str) -> tuple[str | None, str]:
     wanted = resolve_path(mount_point)
-    found: tuple[str | None, str] = (None, "")
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            fields, _, tail = line.partition(" - ")
-            _, _, device, _, escaped, *_ = fields.split(" ")
-            path = escaped.encode("utf-8", "surrogateescape").decode("unicode_escape")
-            if path == wanted:
-                found = tail.split(" ")[0], device
-    return found
+    found = [mount for mount in mount_table.list_mounts() if mount.path == wanted]
+    return (found[-1].fs_type, found[-1].device) if found else (None, "")
 
 
 def resolve_path(mount_point: str) -> str:

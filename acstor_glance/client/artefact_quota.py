@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quota of a project's artefacts, which Glance's quota does not count.
-
-Of a conversion it counts at most CONVERTED_BYTES: what qemu-img may write beyond twice the image.
-"""
+"""Quota of a project's artefacts, which Glance's quota does not count."""
 
 import threading
 import time
@@ -20,7 +17,7 @@ from acstor_glance.client import glance_client
 
 MAX_AGE_S = 300.0  # age after which a project's sum is read again; reservations are added meanwhile
 RECHECK_AGE_S = 10.0  # largest age of the sum when a reservation is refused
-CONVERTED_BYTES = 64 * geometry.MIB
+CONVERTED_BYTES = 64 * geometry.MIB  # most of a conversion that counts: its bound's constant
 
 
 class _Used(NamedTuple):

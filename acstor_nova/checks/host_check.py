@@ -13,6 +13,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.service import conf as common_conf
+from acstor_common.util import mount_table
 from acstor_nova import agent_client
 from acstor_nova import compute_user
 from acstor_nova import conf as nova_conf
@@ -194,8 +195,8 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[CheckResul
 def _mount(conf: cfg.ConfigOpts, root: pathlib.Path, user: compute_user.User) -> CheckResult:
     point = conf.acstor.mount_point
     remedy = "Start acstor-agent; if it runs, see its log."
-    mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
-    types = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in mounts}
+    mounts = mount_table.list_mounts(root / "proc/self/mountinfo")
+    types = {mount.path: mount.fs_type for mount in mounts}
     if types.get(os.path.realpath(point)) != FS_TYPE:
         return CheckResult("mirror", Level.ERROR, f"no acstor mirror is mounted on {point}", remedy)
     try:

@@ -70,6 +70,17 @@ def connect(point, store):
     return supervisor.Supervisor(point, None, store)._connect()
 
 
+def test_mount_point_with_unusual_characters_is_found(tmp_path):
+    folder = tmp_path / "ä mirror\r\\ü"
+    folder.mkdir()
+    made = fuse_connection.mount(str(folder))
+    try:
+        assert fuse_connection.mounted_type(str(folder)) == "fuse.acstor"
+    finally:
+        made.close()
+        runs.tool(["umount", "--lazy", folder])
+
+
 def test_unused_mount_is_unmounted(point, connection):
     assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
     assert hosts.mounts(point) == []
