@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the data that an image probably shares with its backing image, by CIDs and layouts."""
+"""Finds the data that a file probably shares with its backing image, in time by what it stores."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -43,15 +43,23 @@ def _is_common(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, chunk_no: in
 
 
 def _ranges(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> Iterator[Range]:
-    cut = image.geometry
-    is_raw = image.layout.stored.is_identity  # then its file has all chunks, also of zeros
-    for chunk_no in range(len(image)) if is_raw else image.iter_data():
-        if not _is_common(image, base, chunk_no):
-            continue
-        start = chunk_no * cut.chunk_bytes
-        for ours in _plain(image, start, start + cut.chunk_length(chunk_no)):
-            for theirs in _plain(base, ours.at, ours.at + ours.length):
-                yield Range(ours.offset + theirs.at - ours.at, theirs.offset, theirs.length)
+    page_bytes, size_bytes = layout.page_bytes(image.geometry), image.geometry.size_bytes
+    for page in range(0, size_bytes, page_bytes):
+        for stored in _plain(image, page, min(page + page_bytes, size_bytes)):
+            for ours in _by_chunk(stored, image.geometry.chunk_bytes):
+                if _is_common(image, base, ours.at // image.geometry.chunk_bytes):
+                    for theirs in _plain(base, ours.at, ours.at + ours.length):
+                        offset = ours.offset + theirs.at - ours.at
+                        yield Range(offset, theirs.offset, theirs.length)
+
+
+def _by_chunk(extent: layout.Extent, chunk_bytes: int) -> Iterator[layout.Extent]:
+    at, stop = extent.at, extent.at + extent.length
+    while at < stop:
+        length = min(chunk_bytes - at % chunk_bytes, stop - at)
+        offset = extent.offset + at - extent.at
+        yield extent._replace(at=at, length=length, offset=offset, stored_bytes=length)
+        at += length
 
 
 def _plain(of: chunk_map.ChunkMap, start: int, stop: int) -> Iterator[layout.Extent]:

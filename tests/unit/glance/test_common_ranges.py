@@ -103,6 +103,11 @@ def test_compressed_or_unstored_chunks_are_left_out():
     assert found(made("a.", [plain(0, 1, 1 << 20)]), made("a.")) == [Range(1 << 20, 0, CHUNK)]
 
 
+def test_stored_zeros_are_found():
+    image = made("..", [plain(1, 1, 1 << 20)])
+    assert found(image, made("..")) == [Range(1 << 20, CHUNK, CHUNK)]
+
+
 def test_only_whole_aligned_blocks_are_found():
     image, base = (made("ab", [plain(0, 2, at)]) for at in ((1 << 20) + 512, (1 << 21) + 512))
     [one] = found(image, base)
