@@ -196,7 +196,7 @@ class VaultStore:
                         if gone >= limit:
                             return gone
                         if name not in staying:
-                            gone += self._remove(disk.owner, part / name.hex())
+                            gone += self._remove(disk.owner, os.path.join(part, name.hex()))
             self._remove_folder(disk.owner, part)
         return gone
 
@@ -251,10 +251,10 @@ class VaultStore:
             folder.rmdir()
             self.quota.release(owner, quota.BLOCK_BYTES)
 
-    def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
+    def _remove(self, owner: ids.HostId, path: str | pathlib.Path) -> int:
         try:
-            size_bytes = path.stat().st_size
-            path.unlink()
+            size_bytes = os.stat(path).st_size
+            os.unlink(path)
         except FileNotFoundError:
             return 0
         self.quota.release(owner, size_bytes)
