@@ -110,10 +110,10 @@ def test_links_add_their_delay_to_a_round_trip() -> None:
         without_ms = early_quartile(talk(net, ECHO, PING, 100))
     link = delay_link.LinkDelay(2.5)
     with network.Network(2, delay=link) as net, awake_processors(), runs.prioritized():
-        turns = [talk(net, ECHO, PING, 100) for _ in range(15)]
-    # No frame is early; in the turn that the machine disturbs least, a quarter is at most 5 % late.
-    assert min(float(word) for times in turns for word in times) >= 10.0
-    assert min(map(early_quartile, turns)) - without_ms <= 10.5
+        times = talk(net, ECHO, PING, 100)
+    # No frame is early; a quarter is at most 5 % late, even on a busy machine.
+    assert min(map(float, times)) >= 10.0
+    assert early_quartile(times) - without_ms <= 10.5
 
 
 def early_quartile(times: Sequence[str]) -> float:
