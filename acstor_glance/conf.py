@@ -77,10 +77,10 @@ OPTS = [
         "artefact_quota_per_project",
         default=16 << 30,
         least=1 << 20,
-        help="Limit of the size of all chunk maps, boot images and conversions (64 MiB at most of "
-        "each) for the images of one project. They belong to the service's project, so the quota "
-        "of the project in Glance does not count them. The listener prepares no image beyond the "
-        "limit until images of the project are deleted. An image takes 20 to 60 MiB.",
+        help="Limit of the size of all chunk maps and boot images for the images of one project, "
+        "and of the first 64 MiB of each conversion. They belong to the service's project, so the "
+        "quota of the project in Glance does not count them. The listener prepares no image beyond "
+        "the limit until images of the project are deleted. An image takes 20 to 60 MiB.",
     ),
     cfg.IntOpt(
         "block_dedup_rate_mib_s",

@@ -16,7 +16,7 @@ class Mount(NamedTuple):
 
 
 def list_mounts(file: str | os.PathLike[str] = "/proc/self/mountinfo") -> Iterator[Mount]:
-    """Yield mounts in order. Other users' paths may have any characters, such as a return."""
+    """Yield mounts in order. Other users' paths may have any characters, also a carriage return."""
     with open(file, encoding="latin-1", newline="\n") as lines:
         for line in lines:
             fields, _, tail = line.partition(" - ")

@@ -17,7 +17,7 @@ from acstor_glance.client import glance_client
 
 MAX_AGE_S = 300.0  # age after which a project's sum is read again; reservations are added meanwhile
 RECHECK_AGE_S = 10.0  # largest age of the sum when a reservation is refused
-CONVERTED_BYTES = 64 * geometry.MIB  # most of a conversion that counts: its bound's constant
+CONVERTED_BYTES = 64 * geometry.MIB  # of each; qemu-img may write twice the image and so much
 
 
 class _Used(NamedTuple):

@@ -10,7 +10,6 @@ from acstor_common.ring import hash_ring
 
 EPOCH_END = 1 << 53
 """Upper bound of epochs: larger numbers are inexact in some JSON implementations."""
-MAX_LEAP = hash_ring.MAX_LEAP
 
 
 def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
@@ -29,8 +28,9 @@ def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_si
         return "the table in force is signed by the decision service, this one is not"
     if epoch <= current:
         return f"epoch {epoch} is not higher than {current}"
-    if is_signed and epoch > current + MAX_LEAP:
-        return f"epoch {epoch} is too high: at most {MAX_LEAP} above {current} is accepted"
+    if is_signed and epoch > current + hash_ring.MAX_LEAP:
+        most = hash_ring.MAX_LEAP
+        return f"epoch {epoch} is too high: at most {most} above {current} is accepted"
     return ""
 
 

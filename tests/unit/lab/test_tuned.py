@@ -21,7 +21,8 @@ NAMES = [value for name, value in vars(tuned).items() if name.isupper() and "." 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_belongs_to_a_constant_of_the_product(name: str) -> None:
     module, _, constant = name.rpartition(".")
-    assert isinstance(getattr(importlib.import_module(module), constant), int | float | str | tuple)
+    value = getattr(importlib.import_module(module), constant)
+    assert isinstance(value, int | float | str | token_buckets.Rate)
 
 
 COMMAND = """

@@ -6,7 +6,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 H1, H2, H3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
-LEAP = table_rules.MAX_LEAP
+LEAP = hash_ring.MAX_LEAP
 
 
 def table(epoch, *names, revoked=None):
