@@ -69,6 +69,10 @@ class Cloud:
         accounts.announce(self.mariadb, self._catalog())
         start((self.keystone, self.glance))
         wait_ready((self.rabbitmq, self.keystone, self.glance))
+        # Keystone refuses a valid token while another thread loads its policies for the first time.
+        accounts.kept_session(self.keystone.auth_url, "admin").get(
+            f"{self.glance.url}/v2/images?limit=1"
+        )
 
     def _catalog(self) -> dict[str, str]:
         return {
