@@ -32,6 +32,7 @@ LANES = (
     "openstack: a test that needs its services; tools/test.sh runs these beside the others",
     "nova: one of those that needs its compute hosts, too; they have a cloud of their own there",
     "nightly: a long test, or one of what others made; only tools/test.sh nightly runs these",
+    "timed: a test with a bound in seconds that a busy machine exceeds; tools/test.sh runs it last",
     "packages: a test of Debian packages and containers; only tools/test.sh packages runs them",
 )
 COMPUTE = {"nova", "cluster", "compute_lab"}  # fixtures

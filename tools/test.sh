@@ -58,8 +58,9 @@ unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they i
 # a cache nor a folder of temporary files.
 run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack and not packages" temporary=${TMPDIR:-/tmp}
-    local side_by_side=() without=() nice=(nice -n 3)
+    local side_by_side=() without=() nice=(nice -n 3) timed=not
     [[ $1 != "$LONGEST" ]] || nice=()
+    [[ $part != unit ]] || timed="timed or not"
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=("${UNIT_WORKERS[@]}") ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") without=(--ignore-glob="*/test_agent*") ;;
@@ -71,9 +72,14 @@ run_tests() {
         openstack) marks=$OPENSTACK temporary=/var/tmp without=(--ignore-glob="*/test_glance*") ;;
         glance) marks=$OPENSTACK temporary=/var/tmp/g paths=(tests/functional/test_glance*.py) ;;
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
+        timed)
+            timed=""
+            [[ $part != all ]] || paths+=("${UNIT[@]}")
+            ;;
     esac
     mkdir -p "$temporary"
-    PYTEST_DEBUG_TEMPROOT=$temporary "${nice[@]}" python -m pytest -m "($marks) and $when" -o cache_dir=".pytest_cache/$1" \
+    marks="($marks) and $when and ($timed timed)"
+    PYTEST_DEBUG_TEMPROOT=$temporary "${nice[@]}" python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
         "${side_by_side[@]}" "${without[@]}" "${paths[@]}" "${@:2}"
 }
 
@@ -158,6 +164,14 @@ for name in "${!beside[@]}"; do
     cat "$LOGS/tests-$name.log"
     statuses+=("$name $tests")
 done
+case $part in
+    functional | all)
+        say "the tests that measure time run by themselves"
+        tests=0
+        run_tests timed "$@" || tests=$?
+        statuses+=("timed $tests")
+        ;;
+esac
 for pair in "${statuses[@]}"; do
     # shellcheck disable=SC2086  # two words
     judge $pair

@@ -166,6 +166,7 @@ def test_worker_that_does_not_stop_is_killed(supervise):
     assert "does not stop; killing it" in made.log.read_text()
 
 
+@pytest.mark.timed
 def test_stop_is_handled_at_any_moment(supervise, tmp_path):
     """A signal may come before the first worker, or just after its start."""
     for delay_ms in (0, 1, 2, 3, 5, 8):

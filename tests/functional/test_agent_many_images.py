@@ -81,6 +81,7 @@ def test_three_hundred_images_are_listed_and_read_with_few_descriptors(images, s
     assert agent.worker_pid() == worker
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("count", MANY_IMAGES)
 def test_more_images_than_descriptors_are_listed_and_read(images, start, count):
     data = add_images(images, count)

@@ -105,6 +105,7 @@ def awake_processors() -> Iterator[None]:
         yield
 
 
+@pytest.mark.timed
 def test_links_add_their_delay_to_a_round_trip() -> None:
     with network.Network(2) as net, awake_processors(), runs.prioritized():
         without_ms = early_quartile(talk(net, ECHO, PING, 100))
@@ -121,6 +122,7 @@ def early_quartile(times: Sequence[str]) -> float:
     return sorted(map(float, times))[len(times) // 4]
 
 
+@pytest.mark.timed
 def test_jitter_spreads_round_trips_without_reordering() -> None:
     with network.Network(2, delay=delay_link.LinkDelay(5.0, jitter_ms=4.0)) as net:
         times_ms = [float(word) for word in talk(net, ECHO, PING, 60)]
@@ -156,6 +158,7 @@ def test_source_delay_applies_only_to_the_source() -> None:
     assert statistics.median(direct_ms) < 20 and min(far_ms) >= 40
 
 
+@pytest.mark.timed
 def test_round_trip_of_a_source_equals_its_link_delay_under_load(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -3,12 +3,14 @@
 
 import os
 
+import pytest
+
 from acstor_common.model import geometry
 from tests.fakes import dos_attacks
 from tests.fakes import hosts
 from tests.lab import local
 
-pytestmark = hosts.needs_fuse
+pytestmark = [hosts.needs_fuse, pytest.mark.timed]
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 P99_S = 0.010

@@ -18,7 +18,7 @@ from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import local
 
-pytestmark = hosts.needs_fuse
+pytestmark = [hosts.needs_fuse, pytest.mark.timed]
 
 CHUNK = 64 * 1024
 P99_S = 0.010

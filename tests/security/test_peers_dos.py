@@ -49,6 +49,7 @@ def given_bytes(agent: agents.Agent) -> int:
     return int(fetched["home"]["bytes"] + fetched["peer"]["bytes"])
 
 
+@pytest.mark.timed
 def test_idle_unauthenticated_connections_do_not_block_hosts(tmp_path, images, image_id):
     with hosts.cloud(
         tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=90
@@ -104,6 +105,7 @@ def request_unread(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw_
     return peer
 
 
+@pytest.mark.timed
 def test_hundred_peers_that_do_not_read_cost_bounded_memory(tmp_path, images, image_id):
     deaf = [f"deaf{number}" for number in range(DEAF)]
     with hosts.cloud(tmp_path, images, ("h1", "h2"), security="secure", life_s=90) as cloud:

@@ -29,7 +29,7 @@ from tests.lab import identities
 from tests.lab import local
 from tests.lab import tuned
 
-pytestmark = hosts.needs_fuse
+pytestmark = [hosts.needs_fuse, pytest.mark.timed]
 
 DATA = local.random_bytes(4 * geometry.MIB, seed=13)
 ADDRESSES = [f"127.0.{one}.{two}" for one in (1, 2) for two in range(1, 101)]

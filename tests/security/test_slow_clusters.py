@@ -14,6 +14,7 @@ from tests.fakes import hosts
 from tests.fakes import qcow2_images
 
 pytestmark = [
+    pytest.mark.timed,
     hosts.needs_fuse,
     pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img"),
 ]

@@ -32,7 +32,7 @@ DISK = object_names.VaultDisk(
     ids.HostId("h1"), ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 )
 REQUEST_S = 2.0
-LATE_S = 1.0
+LATE_S = 3.0
 MEMORY_BYTES = 64 << 20
 CHUNK = object_names.SealedChunk(bytes([7]) * 32, bytes(60000))
 OTHER = bytes([9]) * 32

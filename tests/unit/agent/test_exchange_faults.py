@@ -236,6 +236,7 @@ async def test_host_of_another_protocol_version_is_backed_off_as_unreachable(tmp
 # Many waiters
 
 
+@pytest.mark.timed
 async def test_thousand_reads_of_one_chunk_share_one_request(tmp_path):
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()

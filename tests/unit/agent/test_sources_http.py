@@ -314,10 +314,12 @@ async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
 
 async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, server):
     pieces = [base.BlobPiece(n * 65_536, 65_536) for n in range(8)]  # unverified
+    sent = threading.Event()
 
     def more(handler, asked):
         http_server.shorter_blob(3 * 65_536)(handler, asked)
         handler.wfile.write(bytes(2 * 65_536))
+        sent.set()
 
     server.behaviours = [more]
     reported = []
@@ -325,6 +327,7 @@ async def test_bytes_beyond_the_end_of_a_shorter_blob_are_discarded(source, serv
     outcomes = dict(reported)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in pieces[:3]]
     assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.RangeTruncated}
+    assert await trio.to_thread.run_sync(sent.wait, 5)
     assert await source.size_bytes(BLOB) == len(DATA)
     assert server.connections == 2
 

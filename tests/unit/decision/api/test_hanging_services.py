@@ -44,6 +44,7 @@ def test_every_request_to_another_service_has_a_timeout_by_default(api_configura
     assert api_configuration.nova.timeout > 0
 
 
+@pytest.mark.timed
 def test_status_reports_a_hanging_glance_and_other_requests_are_served(client, glance):
     with futures.ThreadPoolExecutor(THREADS) as pool:
         asking = [pool.submit(client.get, "/v1/status") for _ in range(3 * THREADS)]
@@ -65,6 +66,7 @@ def test_status_reports_a_hanging_glance_and_other_requests_are_served(client, g
     assert any(one.startswith(named) for one in away)
 
 
+@pytest.mark.timed
 def test_requests_to_a_hanging_broker_occupy_few_threads(monkeypatch):
     cfg.CONF([], project="acstor", default_config_files=[])
     wanted = decision_messages.ImageWanted("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", False)
