@@ -349,8 +349,12 @@ def test_hidden_or_paused_page_sends_no_requests(browser, sign_in):
     assert polls(browser) == before
     browser.evaluate(hidden % "false" + changed)
     wait_for_polls(browser, before + 1)
+    browser.wait_for("new Promise(done => setTimeout(() => done(true), 1500))")
+    assert polls(browser) == before + 1
     browser.click("#pause")
     time.sleep(11)
     assert polls(browser) == before + 1
     browser.click("#pause")
     wait_for_polls(browser, before + 2)
+    browser.wait_for("new Promise(done => setTimeout(() => done(true), 1500))")
+    assert polls(browser) == before + 2

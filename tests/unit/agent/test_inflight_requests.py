@@ -41,10 +41,11 @@ def take(table, message):
     assert table.save_request(len(message)) == message
 
 
-@pytest.mark.parametrize("length", [40, PAGE, PAGE + 8, 80 + 512, 80 + 131072])
+@pytest.mark.parametrize("length", [40, PAGE, PAGE + 1, 80 + 512, 80 + 131072])
 def test_request_is_kept_from_its_arrival_until_it_is_answered(record, length):
     first = inflight_requests.InflightRequests(record)
-    message = request(2, length)
+    other = first.buffer[PAGE] ^ 1  # not the first byte of a page's mark
+    message = request(2, length)[:-1] + bytes([other])
     land(first, message)
     assert inflight_requests.InflightRequests(record).requests == {2: message}
     third = inflight_requests.InflightRequests(record)
