@@ -188,6 +188,18 @@ def test_wide_window_of_a_far_source_is_refilled_before_half_is_read():
     assert min(ahead) > 0.6 * max(ahead)
 
 
+@pytest.mark.parametrize(("reads", "least", "most"), [(60, 1.5, 3.5), (1000, 4.5, 6.5)])
+def test_only_a_long_reader_of_a_far_source_is_six_round_trips_ahead(reads, least, most):
+    delay_s, bytes_s = 0.05, 12.5e6
+    link = FarLink(8 * MIB, delay_s, bytes_s)
+    link.read_in_order(0, reads - 40)
+    ahead = []
+    for n in range(reads - 40, reads):
+        link.read_in_order(n * READ, 1)
+        ahead.append(link.fetched_to - (n + 1) * READ)
+    assert least < max(ahead) / (delay_s * bytes_s) < most
+
+
 def test_full_link_without_delay_does_not_widen_the_window():
     link = FarLink(8 * MIB, 0.0, 12.5e6)
     link.read_in_order(0, 200)
