@@ -341,6 +341,13 @@ def test_one_bad_host_of_three_costs_the_others_little(kind):
     assert transfer_patterns.bad_peer(kind, 3, 256) < 1.2 * well
 
 
+def test_host_that_serves_prefetches_but_no_guests_is_found_out_within_seconds():
+    """It answers each request of a guest just before the timeout, so it never breaks a rule."""
+    well_s = transfer_patterns.longest_wait_s(transfer_hosts.Host)
+    withheld_s = transfer_patterns.longest_wait_s(hostile_hosts.Withholder)
+    assert withheld_s < peer_state.GUEST_FIRST_S + peer_state.INITIAL_LATE_S + 2 * well_s
+
+
 def test_messages_of_a_host_do_not_grow_with_the_number_of_hosts():
     few, many = (
         transfer_patterns.play(

@@ -20,7 +20,9 @@ from typing import NamedTuple
 import prettytable
 
 from acstor_agent.core.images import prefetcher
+from acstor_agent.engine import actions
 from acstor_agent.engine import lockstep
+from acstor_agent.engine import priority
 from acstor_agent.engine.ring import ring_view
 from acstor_policies import learned_ring
 from evaluation.bench import collective
@@ -48,6 +50,7 @@ LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
 AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
 """The agents' settings."""
 BAD = ("dead", "frozen", "slow", "lying")
+FILL_LINK_MBIT, FILL_CHUNKS, FILL_EVERY_S = 100.0, 8, 0.1
 NAMES = ("sync-same", "shifted-same", "sync-disjoint")
 SEGMENT_LINKS_MBIT = (25.0, 100.0, 400.0, 1000.0, 10_000.0)
 
@@ -238,6 +241,34 @@ def bad_peer(
     _run(world, readers)
     link_s = chunk_count * CHUNK / link_bytes_s
     return max(reader.ended_s - reader.began_s for reader in readers) / link_s
+
+
+def longest_wait_s(bad: type[transfer_hosts.Host], chunk_count: int = 1024) -> float:
+    """Return the longest wait of two guests on hosts that fill their caches beside a third host.
+
+    The guests read half of the image in random order, while their hosts fetch the other half.
+
+    :param bad: the third host
+    """
+    world = make_world(1, 3, chunk_count, FILL_LINK_MBIT * 1e6 / 8, network.BURST_BYTES)
+    *names, last = world.names
+    half = chunk_count // 2
+    readers = []
+    for name in names:
+        host = world.add(name, **AGENT)
+        order = world.rng.sample(range(half, chunk_count), half)
+        readers.append(transfer_readers.Reader(world, host, order, limit=0, think_s=0.02))
+        world.call_later(host, 0.0, readers[-1].start)
+        for at in range(0, half, FILL_CHUNKS):
+            wanted = world.chunks[at : at + FILL_CHUNKS], priority.Priority.HYDRATE
+            world.call_later(host, at / FILL_CHUNKS * FILL_EVERY_S, host.read, *wanted, _ignore)
+    world.add(last, bad, **AGENT)
+    _run(world, readers)
+    return max(reader.longest_s for reader in readers)
+
+
+def _ignore(answer: actions.CompleteRead) -> None:
+    """Take the chunks of a background fill."""
 
 
 class Row(NamedTuple):

@@ -22,6 +22,7 @@ BOAST_EVERY_S, BOAST_UNTIL_S = 1.0, 20.0
 FLOOD_EVERY_S, FLOOD_UNTIL_S = 0.02, 10.0
 FLOOD_REQUESTS = 192
 PROMISES_S = 60.0
+WITHHELD_S = 4.9
 NOWHERE = ids.ImageId("00000000-0000-4000-8000-000000000000")
 
 
@@ -198,6 +199,25 @@ class Procrastinator(Host):
         self.world.send_on(connection, self, host, promise, shells.MESSAGE_BYTES)
         if self.world.connection_to(host, self.name) == connection and self.world.now < PROMISES_S:
             self.world.call_later(self, 0.5, self._promise, host, connection)
+
+
+class Withholder(Host):
+    """Serves prefetches at once, but lets guests wait nearly until their requests time out."""
+
+    def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
+        """Hold back urgent requests, and ignore that others become urgent."""
+        if isinstance(message, shells.PriorityRaise):
+            return
+        if isinstance(message, shells.Requests):
+            urgent = [one for one in message.requests if one.priority.is_urgent]
+            rest = [one for one in message.requests if not one.priority.is_urgent]
+            if urgent:
+                late = super().receive, host, connection, shells.Requests(urgent)
+                self.world.call_later(self, WITHHELD_S, *late)
+            if not rest:
+                return
+            message = shells.Requests(rest)
+        super().receive(host, connection, message)
 
 
 class Busy(Host):

@@ -77,7 +77,7 @@ class ReadThrough:
             guest = None if requester else transfer.guest
             self._context.source_reads.raise_priority(transfer.read, priority, flow, guest)
         if transfer.relay is not None:
-            self._context.requests_out.raise_priority(transfer.relay, priority)
+            self._context.requests_out.raise_priority(transfer.relay, priority, self._context.now)
 
     def _relay(self, transfer: Transfer, host: ids.HostId, refs: Refs) -> None:
         mode, track, now = peer_request.Mode.RELAYED, Track.RELAY, self._context.now

@@ -101,13 +101,14 @@ class RequestsOut:
         attempt.sent_s = now
         peer.in_flight_bytes += attempt.length
 
-    def raise_priority(self, attempt: Attempt, priority: priority.Priority) -> None:
+    def raise_priority(self, attempt: Attempt, priority: priority.Priority, now: float) -> None:
         """Raise the priority of an attempt."""
         before, attempt.priority = attempt.priority, min(priority, attempt.priority)
         if attempt.is_over or attempt.priority is before:
             return
         if attempt.priority <= PEER < before:
-            attempt.watch_with(self._untimed)  # now it can be late
+            attempt.at_s = now  # from now on it can be late
+            attempt.watch_with(self._untimed)
         if attempt.host is None:
             return
         if attempt.sent_s is None:
@@ -269,11 +270,8 @@ class RequestsOut:
     def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
         sent_s, host = attempt.sent_s, attempt.host
         if host is not None:
-            return (
-                never_s
-                if sent_s is None
-                else max(sent_s, self._peers.get_or_create(host).last_chunk_s)
-            )
+            peer = self._peers.get_or_create(host)
+            return never_s if sent_s is None else peer.silent_since_s(attempt)
         read: source_reads.SourceRead | None = attempt.transfer.read
         if read is None or not read.number:
             return never_s

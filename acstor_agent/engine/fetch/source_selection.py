@@ -91,7 +91,7 @@ class SourceSelection:
         """Continue with a more urgent priority, which may allow more providers."""
         context = self._context
         for attempt in transfer.attempts.copy():
-            context.requests_out.raise_priority(attempt, transfer.priority)
+            context.requests_out.raise_priority(attempt, transfer.priority, context.now)
             if transfer.priority is GUEST:
                 self._hedge_suspect(attempt)
         if not self._has_active_attempt(transfer):
