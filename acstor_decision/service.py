@@ -89,7 +89,6 @@ class DecisionService:
         self._refused_enrolments: dict[str, int] = {}
         self._inbox = sample_inbox.SampleInbox(members.silent_s(limits))
         self._inbox_lock = threading.Lock()
-        self._untrusted = 0
         self._warnings = message_bus.ThrottledWarnings(clock)
         self._replay_log = message_bus.ThrottledWarnings(clock, logging.INFO)
         self._new_samples: dict[str, decision_messages.Sample] = {}
@@ -99,7 +98,7 @@ class DecisionService:
         self._cleanup_due_s = float("-inf")
         self._has_database = self._knows_loads = True
         self._failed = ""
-        self._accepted = self._moved = 0
+        self._accepted = self._moved = self._untrusted = 0
         self._silent = identity_queries.Silent()
         self._tables_published: collections.Counter[str] = collections.Counter()
 

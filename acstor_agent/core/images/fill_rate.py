@@ -17,6 +17,7 @@ AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0  # time constant of the average speed
+SPEED_EVERY_S = 0.5  # least time that a speed is measured over
 RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
 RESERVE_S = 60.0  # upper bound of this reserve
 
@@ -145,15 +146,15 @@ class Speed:
         self._count += count
 
     def refresh(self, now_s: float) -> None:
-        """Update ``bytes_s``; call it about each second."""
-        since_s, self._since_s = self._since_s, now_s
-        count, self._count = self._count, 0
-        if since_s is None or now_s <= since_s:
-            self._count = count
+        """Update ``bytes_s``, after :data:`SPEED_EVERY_S` at least; call it about each second."""
+        if self._since_s is None:
+            self._since_s = now_s
+        passed_s = now_s - self._since_s
+        if passed_s < SPEED_EVERY_S:
             return
-        share = 1 - math.exp(-(now_s - since_s) / SPEED_OVER_S)
-        is_first = not self.bytes_s
-        newest = count / (now_s - since_s)
+        newest, is_first = self._count / passed_s, not self.bytes_s
+        self._since_s, self._count = now_s, 0
+        share = 1 - math.exp(-passed_s / SPEED_OVER_S)
         self.bytes_s = newest if is_first else self.bytes_s + share * (newest - self.bytes_s)
 
     def left_s(self, count: int) -> float | None:

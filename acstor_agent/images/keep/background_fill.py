@@ -2,10 +2,10 @@
 """Fetches missing chunks of pinned images at the lowest priority.
 
 A fetch pauses, up to a limit, while a guest waits for a chunk, unless the source is far: the link
-is free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``).
+is free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``); each
+follows the guests of its image (``core/images/fill_order.py``).
 """
 
-import collections
 import dataclasses
 import itertools
 import math
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_placement
@@ -30,9 +31,13 @@ from acstor_agent.images.read import boot_session
 from acstor_agent.images.read import read_admission
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.model import geometry
 from acstor_common.model import ids
 
-MAX_IN_FLIGHT = 8
+FEW_IN_FLIGHT = 8  # chunks: the most beside guests, the least without
+MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB
+SERVED_S = 0.02  # time that a provider has, beside the round trip
+SPEEDUP = 1.5  # bytes in flight over those that arrive in this time, so that the speed can grow
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
 FAILURES = 8
 YIELD_TICK_S = 0.005
@@ -65,7 +70,7 @@ class FillProgress:
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
         self.shortfall_bytes = 0
-        self.missing: collections.deque[int] = collections.deque()  # one of each missing content
+        self.missing: dict[int, None] = {}  # one chunk of each missing content
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
@@ -106,11 +111,11 @@ class _FillSlice:
     def chunk_failed(self, number: int, why: str) -> None:
         self.failures += 1
         self.why = why
-        self.progress.missing.append(number)
+        self.progress.missing[number] = None
 
 
 class BackgroundFill:
-    """Fills images, one at a time, from ``first_chunk`` on, so that hosts begin apart."""
+    """Fills images, one at a time; hosts begin apart, each from its ``first_chunk`` on."""
 
     def __init__(
         self,
@@ -159,7 +164,7 @@ class BackgroundFill:
         progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
-        progress.missing = collections.deque(missing)
+        progress.missing = dict.fromkeys(missing)
         self.update_unwritten(progress)
 
     def update_unwritten(self, progress: FillProgress) -> None:
@@ -248,7 +253,7 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        room = self._max_in_flight(filling.map, is_urgent=is_urgent) - len(ahead)
+        room = self._max_in_flight(filling, is_urgent=is_urgent) - len(ahead)
         if room <= 0:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
@@ -258,25 +263,28 @@ class BackgroundFill:
             )
             if wait_s:
                 return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
-        for _ in numbers:
-            progress.missing.popleft()
+        for number in numbers:
+            del progress.missing[number]
         if not is_urgent and not self.boots.is_far:
             await self._yield_to_guests()
         await self._fetch(filling, numbers, ahead)
         return 0.0
 
-    def _max_in_flight(self, of: chunk_map.ChunkMap, *, is_urgent: bool) -> int:
+    def _max_in_flight(self, filling: _FillSlice, *, is_urgent: bool) -> int:
         """Return a limit of chunks; beside guests, what the rate carries in a round trip."""
-        if is_urgent or self._is_calm():
-            return MAX_IN_FLIGHT
-        carried_bytes = self.boots.rtt_s * self._pacer.bytes_s
-        return max(1, min(MAX_IN_FLIGHT, int(carried_bytes / of.geometry.chunk_bytes)))
+        chunk_bytes, rtt_s = filling.map.geometry.chunk_bytes, self.boots.rtt_s
+        if not is_urgent and self._is_beside_guests():
+            return max(1, min(FEW_IN_FLIGHT, int(rtt_s * self._pacer.bytes_s / chunk_bytes)))
+        wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.bytes_s
+        return max(FEW_IN_FLIGHT, int(min(MOST_IN_FLIGHT_BYTES, wanted_bytes) / chunk_bytes))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together: TOGETHER_S worth, at least one."""
         numbers: list[int] = []
         left_bytes = TOGETHER_S * bytes_s
-        for number in itertools.islice(filling.progress.missing, room):
+        image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
+        waited_for = () if image is None else tuple(image.waited_for)
+        for number in itertools.islice(fill_order.order_chunks(missing, waited_for), room):
             left_bytes -= filling.chunk_length(number)
             if numbers and left_bytes < 0:
                 break
@@ -328,8 +336,8 @@ class BackgroundFill:
             return not pin.deadline_s  # else the deadline is not set yet
         return progress.deadline.is_pressing(trio.current_time())
 
-    def _is_calm(self) -> bool:
-        return self._reads.remote_idle_s() >= self.limits.calm_s
+    def _is_beside_guests(self) -> bool:
+        return self.boots.is_any_booting() or self._reads.remote_idle_s() < self.limits.calm_s
 
     async def _yield_to_guests(self) -> None:
         with trio.move_on_after(self.limits.yield_s):
@@ -349,7 +357,7 @@ class BackgroundFill:
                 )
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
-            if self.boots.is_any_booting() or not self._is_calm():
+            if self._is_beside_guests():
                 is_far = self.boots.is_far
                 spare_bytes_s *= fill_rate.FAR_BESIDE_GUESTS if is_far else fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self.limits.bytes_s)

@@ -5,6 +5,7 @@ A hit costs one lookup per chunk and one pread per run. Its answer lies in a sha
 caller must use it before the next await.
 """
 
+import collections
 import contextlib
 import math
 import mmap
@@ -22,6 +23,7 @@ from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.boot import boot_set
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import read_plan
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import chunk_ref
@@ -112,6 +114,8 @@ class Mirror:
         self.timelines: dict[requests.Stream, read_timing.Timing] = {}
         self.attached_s = (-math.inf, -math.inf)
         """Begin and end of the load of its chunk map, by the monotonic clock."""
+        self.waited_for: collections.deque[int] = collections.deque(maxlen=fill_order.WAITS)
+        """Missing chunks that guests read last, oldest first."""
         self.counters = counters.ReadCounters(total)
         boots.watch_reads(self.counters.read)
         self._cache = cache
@@ -299,6 +303,7 @@ class Mirror:
 
     def _request_missing(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.guest_requested(numbers)
+        self.waited_for.append(numbers[-1])
         refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.submit_read(
             refs, guest, self._reads.deadline_s, read_admission.current_wait()

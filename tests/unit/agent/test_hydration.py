@@ -201,19 +201,23 @@ async def test_fill_from_a_far_source_runs_while_guests_wait(keeper):
     await keeper.wait("fully_cached")
 
 
-async def test_fill_beside_guests_limits_requests_in_flight_to_rate_times_rtt(keeper):
-    image, filler = await keeper.use(), keeper.filler
-    keeper.is_waiting = True
+async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
+    image, filler, few = await keeper.use(), keeper.filler, background_fill.FEW_IN_FLIGHT
+    progress = background_fill.FillProgress(filler.make_backoff())
+    filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
     chunk = image.map.geometry.chunk_bytes
-    for rtt_s, bytes_s, chunks in (
-        (0.0, 1e9, 1),
-        (0.1, 9.9 * chunk, 1),  # no queue before a guest's read
-        (0.1, 30.1 * chunk, 3),
-        (0.1, 1e9, background_fill.MAX_IN_FLIGHT),
+    for rtt_s, chunks_s, beside_guests, alone in (
+        (0.0, 1e9 / chunk, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
+        (0.0, 10.0, 1, few),
+        (0.1, 9.9, 1, few),  # no queue before a guest's read
+        (0.1, 30.1, 3, few),
+        (0.18, 400.0, few, 120),
     ):
-        keeper.rtt_s, filler._pacer.bytes_s = rtt_s, bytes_s
-        assert filler._max_in_flight(image.map, is_urgent=False) == chunks
-    assert filler._max_in_flight(image.map, is_urgent=True) == background_fill.MAX_IN_FLIGHT
+        keeper.rtt_s, filler._pacer.bytes_s = rtt_s, chunks_s * chunk
+        progress.speed.bytes_s = chunks_s * chunk
+        keeper.is_waiting = True
+        assert filler._max_in_flight(filling, is_urgent=False) == beside_guests
+        assert filler._max_in_flight(filling, is_urgent=True) == alone
 
 
 async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):
@@ -267,7 +271,7 @@ async def test_constantly_waiting_guest_slows_the_fill_but_does_not_stop_it(keep
     began_s = trio.current_time()
     await keeper.use()
     await keeper.wait("fully_cached")
-    yields = 41 / background_fill.MAX_IN_FLIGHT
+    yields = 41 / background_fill.FEW_IN_FLIGHT
     assert trio.current_time() - began_s >= yields * FILL_LIMITS["yield_s"]
 
 
@@ -296,11 +300,30 @@ async def test_background_fill_limits_requests_in_flight_while_guests_wait(keepe
     assert batches == 41 * [(1, 1)]
 
 
+async def test_fill_goes_on_where_a_guest_waited(keeper, monkeypatch):
+    found, ask = [], background_fetch.BackgroundFetch.request_items
+
+    def noted(self, things):
+        things = list(things)
+        found.extend(number for number, _ in things)
+        ask(self, things)
+
+    monkeypatch.setattr(background_fetch.BackgroundFetch, "request_items", noted)
+    image = await keeper.use()
+    keeper.set_limits(bytes_s=20.0 * CHUNK)
+    await until(lambda: len(found) >= 2)
+    before = len(found)
+    await image.read_at(30 * CHUNK, CHUNK)
+    await until(lambda: len(found) >= before + 5)
+    assert found[:before] == list(range(before))
+    assert found[before : before + 5] in ([31, 32, 33, 34, 35], [before, 31, 32, 33, 34])
+
+
 async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):
     await keeper.use()
     await keeper.wait("fully_cached")
-    assert max(batches) == (background_fill.MAX_IN_FLIGHT, background_fill.MAX_IN_FLIGHT)
-    assert max(in_flight for _, in_flight in batches) <= background_fill.MAX_IN_FLIGHT
+    assert max(batches) == (background_fill.FEW_IN_FLIGHT, background_fill.FEW_IN_FLIGHT)
+    assert max(in_flight for _, in_flight in batches) <= background_fill.FEW_IN_FLIGHT
     batches.clear()
     keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)
@@ -549,7 +572,7 @@ async def test_fill_backs_off_from_a_failing_source(keeper):
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (
-        background_fill.FAILURES + background_fill.MAX_IN_FLIGHT
+        background_fill.FAILURES + background_fill.FEW_IN_FLIGHT
     )
     keeper.host.blobs.update(kept)
     await keeper.wait("fully_cached")
