@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 FOLLOWING = 64  # chunks: 4 MiB; with more, a guest that compiles waits no less
-WAITS = 16  # waits of an image that are remembered
+WAITS = 4  # of an image that count: more save nothing
 
 
 def order_chunks(missing: Collection[int], waited_for: Sequence[int]) -> Iterator[int]:
