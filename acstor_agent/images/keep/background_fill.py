@@ -70,7 +70,7 @@ class FillProgress:
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
         self.shortfall_bytes = 0
-        self.missing: dict[int, None] = {}  # one chunk of each missing content
+        self.missing: dict[int, bool] = {}  # one chunk of each missing content; whether it failed
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
@@ -111,7 +111,7 @@ class _FillSlice:
     def chunk_failed(self, number: int, why: str) -> None:
         self.failures += 1
         self.why = why
-        self.progress.missing[number] = None
+        self.progress.missing[number] = True
 
 
 class BackgroundFill:
@@ -164,7 +164,7 @@ class BackgroundFill:
         progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
-        progress.missing = dict.fromkeys(missing)
+        progress.missing = dict.fromkeys(missing, False)
         self.update_unwritten(progress)
 
     def update_unwritten(self, progress: FillProgress) -> None:

@@ -300,7 +300,9 @@ async def test_background_fill_limits_requests_in_flight_while_guests_wait(keepe
     assert batches == 41 * [(1, 1)]
 
 
-async def test_fill_goes_on_where_a_guest_waited(keeper, monkeypatch):
+@pytest.fixture
+def requested(monkeypatch):
+    """Chunk numbers in the order in which the background fill requests them."""
     found, ask = [], background_fetch.BackgroundFetch.request_items
 
     def noted(self, things):
@@ -309,7 +311,11 @@ async def test_fill_goes_on_where_a_guest_waited(keeper, monkeypatch):
         ask(self, things)
 
     monkeypatch.setattr(background_fetch.BackgroundFetch, "request_items", noted)
-    image = await keeper.use()
+    return found
+
+
+async def test_fill_goes_on_where_a_guest_waited(keeper, requested):
+    found, image = requested, await keeper.use()
     keeper.set_limits(bytes_s=20.0 * CHUNK)
     await until(lambda: len(found) >= 2)
     before = len(found)
@@ -579,14 +585,20 @@ async def test_fill_backs_off_from_a_failing_source(keeper):
     assert image.count_cached().missing_bytes == 0
 
 
-async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper):
+@pytest.mark.parametrize("has_waited", [False, True])
+async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, requested, has_waited):
     host = keeper.host
     blob, kept = next((blob, data) for blob, data in host.blobs.items() if data == DATA)
-    host.blobs[blob] = b"?" + DATA[1:]
-    await keeper.use()
+    at = 5 * CHUNK
+    host.blobs[blob] = DATA[:at] + bytes([DATA[at] ^ 1]) + DATA[at + 1 :]
+    image = await keeper.use()
+    if has_waited:
+        image.waited_for.append(4)
     shown = await keeper.wait("failing")
     await until(lambda: keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
+    again = requested.index(5, requested.index(5) + 1)
+    assert len(set(requested[:again])) == 41, "all others come before it comes again"
     host.blobs[blob] = kept
     await keeper.wait("fully_cached")
 

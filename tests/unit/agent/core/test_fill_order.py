@@ -10,7 +10,7 @@ NUMBERS = st.integers(0, 3 * fill_order.FOLLOWING)
 
 
 def ordered(missing, *waited_for):
-    return list(fill_order.order_chunks(dict.fromkeys(missing), waited_for))
+    return list(fill_order.order_chunks(dict.fromkeys(missing, False), waited_for))
 
 
 def test_without_waits_the_given_order_stays():
@@ -25,6 +25,11 @@ def test_a_wait_brings_forward_a_bounded_number_of_chunks():
     missing = range(10 * fill_order.FOLLOWING)
     first = ordered(missing, 99)[: fill_order.FOLLOWING + 1]
     assert first == [*range(100, 100 + fill_order.FOLLOWING), 0]
+
+
+def test_a_chunk_whose_fetch_failed_is_not_brought_forward():
+    missing = {1: False, 8: True, 9: False}
+    assert list(fill_order.order_chunks(missing, [7])) == [9, 1, 8]
 
 
 @given(st.lists(NUMBERS, unique=True), st.lists(NUMBERS, max_size=fill_order.WAITS))
