@@ -341,7 +341,7 @@ def test_one_bad_host_of_three_costs_the_others_little(kind):
     assert transfer_patterns.bad_peer(kind, 3, 256) < 1.2 * well
 
 
-def test_host_that_serves_prefetches_but_no_guests_is_found_out_within_seconds():
+def test_host_that_serves_only_prefetches_delays_a_guest_by_about_a_second():
     """It answers each request of a guest just before the timeout, so it never breaks a rule."""
     well_s = transfer_patterns.longest_wait_s(transfer_hosts.Host)
     withheld_s = transfer_patterns.longest_wait_s(hostile_hosts.Withholder)

@@ -19,7 +19,7 @@ def order_chunks(missing: Mapping[int, bool], waited_for: Sequence[int]) -> Iter
     >>> list(order_chunks({9: False, 1: True, 2: False, 8: False}, waited_for=[0, 7]))
     [8, 9, 2, 1]
 
-    :param missing: in the order of the rest; True: its fetch failed, so it belongs to the rest
+    :param missing: whether the last fetch of each failed, which leaves it in the rest, in its order
     :param waited_for: numbers that guests waited for, oldest first
     """
     taken: set[int] = set()

@@ -41,7 +41,8 @@ COPY_READS = 4  # of 1 MiB each: enough for a link of 10 Gbit/s and 3 ms, or 100
 COPIED_READS = 8  # consecutive reads that identify a copying program; a booting guest stops before
 WORTH = 90
 SHARE = 15
-"""At a 33rd, readers of files of 1 MiB get no readahead; at an 8th, 3.6 % of a boot is unread."""
+"""At a 33rd, a reader of files of 1 MiB gets no readahead; at an 8th, a boot fetches 3.6 % more
+than it reads, not 1.8 %."""
 BLOCK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """Unit of accounting and least window, because chunks are fetched whole."""
 READERS = 32
