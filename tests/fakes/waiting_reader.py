@@ -44,9 +44,7 @@ class Reader:
         self._argv = [*argv, str(offset), str(length)]
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            self._argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self.process = subprocess.Popen(self._argv, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "open\n"
         return self

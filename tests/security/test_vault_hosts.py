@@ -122,7 +122,14 @@ def list_disks(
         client.list_disks(disk.owner)
 
 
-@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing_chunks, keep, list_disks])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        vault_client.VaultClient.missing_chunks,
+        keep,
+        pytest.param(list_disks, marks=pytest.mark.timed),
+    ],
+)
 def test_name_lookups_of_a_host_are_rate_limited(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
 ) -> None:
