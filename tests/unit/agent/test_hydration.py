@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from typing import NamedTuple
 
 import pytest
 import trio
@@ -275,19 +276,31 @@ async def test_constantly_waiting_guest_slows_the_fill_but_does_not_stop_it(keep
     assert trio.current_time() - began_s >= yields * FILL_LIMITS["yield_s"]
 
 
+class Batch(NamedTuple):
+    """A request of the background fill."""
+
+    chunk_nos: list[int]
+    in_flight: int  # chunks after it
+
+
 @pytest.fixture
 def batches(monkeypatch):
-    """Chunks in each request of the background fill, and chunks in flight after it."""
+    """The requests of the background fill."""
     found, ask = [], background_fetch.BackgroundFetch.request_items
 
     def noted(self, things):
         things = list(things)
         ask(self, things)
         if things:
-            found.append((len(things), len(self)))
+            found.append(Batch([number for number, _ in things], len(self)))
 
     monkeypatch.setattr(background_fetch.BackgroundFetch, "request_items", noted)
     return found
+
+
+def chunk_nos(batches: list[Batch]) -> list[int]:
+    """Return all requested chunks in order."""
+    return [number for batch in batches for number in batch.chunk_nos]
 
 
 async def test_background_fill_limits_requests_in_flight_while_guests_wait(keeper, batches):
@@ -297,30 +310,17 @@ async def test_background_fill_limits_requests_in_flight_while_guests_wait(keepe
     while keeper.state() != "fully_cached":
         keeper.is_waiting = len(batches) % 4 == 0
         await trio.sleep(0.005)
-    assert batches == 41 * [(1, 1)]
+    assert [(len(batch.chunk_nos), batch.in_flight) for batch in batches] == 41 * [(1, 1)]
 
 
-@pytest.fixture
-def requested(monkeypatch):
-    """Chunk numbers in the order in which the background fill requests them."""
-    found, ask = [], background_fetch.BackgroundFetch.request_items
-
-    def noted(self, things):
-        things = list(things)
-        found.extend(number for number, _ in things)
-        ask(self, things)
-
-    monkeypatch.setattr(background_fetch.BackgroundFetch, "request_items", noted)
-    return found
-
-
-async def test_fill_goes_on_where_a_guest_waited(keeper, requested):
-    found, image = requested, await keeper.use()
+async def test_fill_goes_on_where_a_guest_waited(keeper, batches):
+    image = await keeper.use()
     keeper.set_limits(bytes_s=20.0 * CHUNK)
-    await until(lambda: len(found) >= 2)
-    before = len(found)
+    await until(lambda: len(chunk_nos(batches)) >= 2)
+    before = len(chunk_nos(batches))
     await image.read_at(30 * CHUNK, CHUNK)
-    await until(lambda: len(found) >= before + 5)
+    await until(lambda: len(chunk_nos(batches)) >= before + 5)
+    found = chunk_nos(batches)
     assert found[:before] == list(range(before))
     assert found[before : before + 5] in ([31, 32, 33, 34, 35], [before, 31, 32, 33, 34])
 
@@ -328,13 +328,13 @@ async def test_fill_goes_on_where_a_guest_waited(keeper, requested):
 async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):
     await keeper.use()
     await keeper.wait("fully_cached")
-    assert max(batches) == (background_fill.FEW_IN_FLIGHT, background_fill.FEW_IN_FLIGHT)
-    assert max(in_flight for _, in_flight in batches) <= background_fill.FEW_IN_FLIGHT
+    assert max(len(batch.chunk_nos) for batch in batches) == background_fill.FEW_IN_FLIGHT
+    assert max(batch.in_flight for batch in batches) == background_fill.FEW_IN_FLIGHT
     batches.clear()
     keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)
     await keeper.wait("fully_cached", OTHER)
-    assert max(batches)[0] == 2
+    assert max(len(batch.chunk_nos) for batch in batches) == 2
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -586,7 +586,7 @@ async def test_fill_backs_off_from_a_failing_source(keeper):
 
 
 @pytest.mark.parametrize("has_waited", [False, True])
-async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, requested, has_waited):
+async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, batches, has_waited):
     host = keeper.host
     blob, kept = next((blob, data) for blob, data in host.blobs.items() if data == DATA)
     at = 5 * CHUNK
@@ -597,6 +597,7 @@ async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, request
     shown = await keeper.wait("failing")
     await until(lambda: keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
+    requested = chunk_nos(batches)
     again = requested.index(5, requested.index(5) + 1)
     assert len(set(requested[:again])) == 41, "all others come before it comes again"
     host.blobs[blob] = kept
