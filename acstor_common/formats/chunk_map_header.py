@@ -224,6 +224,8 @@ def _parse_tables(header: _Header, cut: geometry.Geometry, what: str) -> Tables:
 
 
 def _fault_of_count(chunk_count: int) -> str:
+    if not chunk_count:
+        return "the image is empty"
     return f"{chunk_count} chunks are too many" if chunk_count > MAX_CHUNKS else ""
 
 

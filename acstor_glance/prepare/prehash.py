@@ -110,6 +110,8 @@ def prehash(
         if disk_format is layout.DiskFormat.QCOW2:
             guest = qcow2.Qcow2(source, max_virtual_bytes)
         cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
+        if not cut.chunk_count:
+            raise errors.NotRaw(source.name, "its disk is empty", "Upload one with data")
         budget = budget or preparation_budget.PreparationBudget(source.name)
         job = _Job(source, guest, cut, naming, budget, sizes, workers or default_workers())
         made = _make_map(job, path, image_id, os_hash, progress or (lambda done_bytes: None))

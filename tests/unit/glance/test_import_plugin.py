@@ -18,6 +18,7 @@ from acstor_glance.prepare import prehash
 from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 from tests.fakes import qcow2_bombs
+from tests.fakes import qcow2_files
 
 
 class Wrapper:
@@ -115,22 +116,34 @@ def test_other_formats_are_refused(
     assert waiting_maps(tmp_path) == []
 
 
-def test_empty_and_sparse_files_are_hashed(
+def test_sparse_file_is_hashed(
     conf: cfg.ConfigOpts,
     staged: pathlib.Path,
     tmp_path: pathlib.Path,
 ) -> None:
-    for size_bytes in (0, 1 << 37):
-        staged.write_bytes(b"")
-        with staged.open("r+b") as file:
-            file.truncate(size_bytes)
-        wrapper, image_id = Wrapper(), ids.parse_image_id(records.IMAGE_ID)
-        large = geometry.MAX_CHUNK_BYTES
-        run_task(import_plugin.HashStaged("hash", image_id, wrapper, conf, large), staged)
-        assert wrapper.properties["acstor_state"] == "hashed"
-        [name] = waiting_maps(tmp_path)
-        found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)
-        assert found.geometry.size_bytes == size_bytes
+    size_bytes = 1 << 37
+    staged.write_bytes(b"")
+    with staged.open("r+b") as file:
+        file.truncate(size_bytes)
+    wrapper, image_id = Wrapper(), ids.parse_image_id(records.IMAGE_ID)
+    large = geometry.MAX_CHUNK_BYTES
+    run_task(import_plugin.HashStaged("hash", image_id, wrapper, conf, large), staged)
+    assert wrapper.properties["acstor_state"] == "hashed"
+    [name] = waiting_maps(tmp_path)
+    found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)
+    assert found.geometry.size_bytes == size_bytes
+
+
+@pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
+def test_empty_disk_is_refused(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path, disk_format: str
+) -> None:
+    empty = qcow2_files.File(size=0, l1_size=0, l1_offset=0).pack()
+    staged.write_bytes(empty if disk_format == "qcow2" else b"")
+    wrapper = Wrapper(disk_format=disk_format)
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "refused"
+    assert waiting_maps(tmp_path) == []
 
 
 @pytest.mark.expect_log("not prepared: image")

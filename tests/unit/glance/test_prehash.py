@@ -103,7 +103,7 @@ def test_chunks_larger_than_a_read_are_hashed_completely(image: pathlib.Path) ->
     assert cids_of(map_of(image)) == expected_cids(image, RECORD)
 
 
-@pytest.mark.parametrize("size_bytes", [0, 1, CHUNK - 1, CHUNK, RECORD, RECORD + 1])
+@pytest.mark.parametrize("size_bytes", [1, CHUNK - 1, CHUNK, RECORD, RECORD + 1])
 @pytest.mark.parametrize("fill", [b"\0", b"x"])
 def test_images_of_any_size_are_hashed(
     tmp_path: pathlib.Path, size_bytes: int, fill: bytes
@@ -378,6 +378,14 @@ def test_image_of_another_format_is_refused(tmp_path: pathlib.Path, head: bytes,
     image = tmp_path / "image.raw"
     image.write_bytes(head.ljust(2 * geometry.MIB, b"\0"))
     with pytest.raises(errors.NotRaw, match=f"its format is {name}, but .*qemu-img convert"):
+        make(image)
+    assert list(tmp_path.iterdir()) == [image]
+
+
+def test_empty_image_is_refused(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.raw"
+    image.touch()
+    with pytest.raises(errors.NotRaw, match="its disk is empty"):
         make(image)
     assert list(tmp_path.iterdir()) == [image]
 

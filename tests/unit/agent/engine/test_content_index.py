@@ -29,7 +29,7 @@ def index_of(cids):
     return content_index.ContentIndex(image_map)
 
 
-@given(st.lists(st.sampled_from(FEW_CIDS), max_size=600))
+@given(st.lists(st.sampled_from(FEW_CIDS), min_size=1, max_size=600))
 def test_parent_is_the_first_chunk_with_equal_content(cids):
     index = index_of(cids)
     for chunk_no, cid in enumerate(cids):
