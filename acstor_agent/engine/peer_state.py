@@ -36,7 +36,9 @@ LATE_FACTOR = 4.0  # an answer is late after this many times the median of its k
 EWMA_WEIGHT = 0.25  # weight of the newest answer in the EWMA
 MIN_LATE_S, INITIAL_LATE_S, MAX_LATE_S = 0.1, 0.5, 5.0
 """When an answer is late: minimum, without measurements, maximum."""
-GUEST_FIRST_S = 0.5  # a peer serves guests first: other chunks that come later count as silence
+GUEST_FIRST_S = 0.5
+"""A peer serves guests first, in order: other chunks, and those of later requests, that come later
+than this count as silence."""
 MIN_SLOW_S = 0.25  # answers below this never put a peer in backoff
 MAX_PROVIDERS = 64  # most providers of a kind that are compared: those that answered last
 MEDIAN_EVERY = 8  # answers after which the median is computed again
@@ -69,6 +71,7 @@ class Peer:
 
     __slots__ = (
         *("pending", "failures", "last_chunk_s", "last_urgent_chunk_s", "last_heard_s"),
+        "last_urgent_request_s",
         *("queue", "backoffs", "trial_until_s", "in_flight_bytes", "backoff_until_s"),
         *("host", "has_sent_invalid"),
     )
@@ -80,13 +83,16 @@ class Peer:
         self.queue: fair_queue.FairQueue[transfer.Attempt] = fair_queue.FairQueue()  # not sent yet
         self.last_heard_s = self.last_chunk_s = 0.0  # time of the last sign of life, last chunk
         self.last_urgent_chunk_s = 0.0  # time of the last chunk that a guest waited for
+        self.last_urgent_request_s = 0.0  # when that was requested
         self.failures = self.backoffs = 0  # in a row
         self.has_sent_invalid = False
         self.backoff_until_s = self.trial_until_s = 0.0  # end of the backoff, of a trial
 
     def silent_since_s(self, attempt: transfer.Attempt) -> float:
         """Return since when it has been silent for an attempt that was sent."""
-        since_s = max(_sent_s(attempt), self.last_urgent_chunk_s)
+        since_s = _sent_s(attempt)
+        if self.last_urgent_request_s <= since_s:
+            since_s = max(since_s, self.last_urgent_chunk_s)
         others_until_s = max(since_s, attempt.at_s) + GUEST_FIRST_S
         return max(since_s, min(self.last_chunk_s, others_until_s))
 
@@ -226,8 +232,9 @@ class PeerStates:
         oldest = some[0] if len(some) == 1 else min(some, key=_sent_s)
         kind, took_s = kind_of(oldest), now - peer.silent_since_s(oldest)
         peer.last_chunk_s = now
-        if any([attempt.priority.is_urgent for attempt in attempts]):
+        if urgent := [attempt for attempt in attempts if attempt.priority.is_urgent]:
             peer.last_urgent_chunk_s = now
+            peer.last_urgent_request_s = min(map(_sent_s, urgent))
         if guests:  # prefetches may be late on purpose, so they never count as slow
             self.record_latency(kind, host, took_s)
         if not self._is_slow(kind, host, took_s if guests else MAX_LATE_S):

@@ -341,10 +341,13 @@ def test_one_bad_host_of_three_costs_the_others_little(kind):
     assert transfer_patterns.bad_peer(kind, 3, 256) < 1.2 * well
 
 
-def test_host_that_serves_only_prefetches_delays_a_guest_by_about_a_second():
-    """It answers each request of a guest just before the timeout, so it never breaks a rule."""
-    well_s = transfer_patterns.longest_wait_s(transfer_hosts.Host)
-    withheld_s = transfer_patterns.longest_wait_s(hostile_hosts.Withholder)
+@pytest.mark.parametrize(
+    ("bad", "guests"), [(hostile_hosts.Withholder, 1), (hostile_hosts.PartialWithholder, 2)]
+)
+def test_host_that_withholds_from_a_guest_delays_it_by_about_a_second(bad, guests):
+    """It answers prefetches, or other guests, at once, and this one just before the timeout."""
+    well_s = max(transfer_patterns.waits_s(transfer_hosts.Host, guests=guests))
+    withheld_s = max(transfer_patterns.waits_s(bad, guests=guests))
     assert withheld_s < peer_state.GUEST_FIRST_S + peer_state.INITIAL_LATE_S + 2 * well_s
 
 

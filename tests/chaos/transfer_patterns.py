@@ -243,12 +243,16 @@ def bad_peer(
     return max(reader.ended_s - reader.began_s for reader in readers) / link_s
 
 
-def longest_wait_s(bad: type[transfer_hosts.Host], chunk_count: int = 1024) -> float:
-    """Return the longest wait of two guests on hosts that fill their caches beside a third host.
+def waits_s(
+    bad: type[transfer_hosts.Host], chunk_count: int = 1024, guests: int = 1
+) -> list[float]:
+    """Return the waits of guests on two hosts that fill their caches beside a third host.
 
-    The guests read half of the image in random order, while their hosts fetch the other half.
+    Guests read half of the image, each its own part in random order, while their hosts fetch the
+    other half.
 
     :param bad: the third host
+    :param guests: of each host
     """
     world = make_world(1, 3, chunk_count, FILL_LINK_MBIT * 1e6 / 8, network.BURST_BYTES)
     *names, last = world.names
@@ -256,15 +260,17 @@ def longest_wait_s(bad: type[transfer_hosts.Host], chunk_count: int = 1024) -> f
     readers = []
     for name in names:
         host = world.add(name, **AGENT)
-        order = world.rng.sample(range(half, chunk_count), half)
-        readers.append(transfer_readers.Reader(world, host, order, limit=0, think_s=0.02))
-        world.call_later(host, 0.0, readers[-1].start)
+        for number in range(guests):
+            numbers = range(half + number * half // guests, half + (number + 1) * half // guests)
+            order = world.rng.sample(numbers, len(numbers))
+            readers.append(transfer_readers.Reader(world, host, order, limit=0, think_s=0.02))
+            world.call_later(host, 0.0, readers[-1].start)
         for at in range(0, half, FILL_CHUNKS):
             wanted = world.chunks[at : at + FILL_CHUNKS], priority.Priority.HYDRATE
             world.call_later(host, at / FILL_CHUNKS * FILL_EVERY_S, host.read, *wanted, _ignore)
     world.add(last, bad, **AGENT)
     _run(world, readers)
-    return max(reader.longest_s for reader in readers)
+    return [wait_s for reader in readers for wait_s in reader.waits_s]
 
 
 def _ignore(answer: actions.CompleteRead) -> None:

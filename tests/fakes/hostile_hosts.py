@@ -209,15 +209,28 @@ class Withholder(Host):
         if isinstance(message, shells.PriorityRaise):
             return
         if isinstance(message, shells.Requests):
-            urgent = [one for one in message.requests if one.priority.is_urgent]
-            rest = [one for one in message.requests if not one.priority.is_urgent]
-            if urgent:
-                late = super().receive, host, connection, shells.Requests(urgent)
-                self.world.call_later(self, WITHHELD_S, *late)
+            late = [one for one in message.requests if self.is_withheld(one)]
+            rest = [one for one in message.requests if not self.is_withheld(one)]
+            if late:
+                what = super().receive, host, connection, shells.Requests(late)
+                self.world.call_later(self, WITHHELD_S, *what)
             if not rest:
                 return
             message = shells.Requests(rest)
         super().receive(host, connection, message)
+
+    def is_withheld(self, request: chunk_ref.Request) -> bool:
+        """Return whether to answer a request late."""
+        return request.priority.is_urgent
+
+
+class PartialWithholder(Withholder):
+    """Lets those guests wait that read the last quarter of the image."""
+
+    def is_withheld(self, request: chunk_ref.Request) -> bool:
+        """Return whether to answer a request late."""
+        is_last = request.offset >= self.world.chunks[-1].offset * 3 // 4
+        return is_last and super().is_withheld(request)
 
 
 class Busy(Host):

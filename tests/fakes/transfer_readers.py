@@ -42,7 +42,7 @@ class Reader:
         more than the guest reads; otherwise one chunk at a time
     :param limit: see :class:`prefetcher.Prefetcher`; ``first`` and ``gain`` as well
     :param think_s: the guest's time per request
-    :ivar longest_s: the longest time that one of its requests took
+    :ivar waits_s: the time that each of its requests took
     """
 
     def __init__(
@@ -60,7 +60,8 @@ class Reader:
         self._limit, self._trust = limit, (first, gain)
         self._is_on = limit != 0
         self._think_s = think_s
-        self.began_s = self.ended_s = self.longest_s = 0.0
+        self.began_s = self.ended_s = 0.0
+        self.waits_s: list[float] = []
         self._requests, self._last = _requests(chunk_nos, len(world.chunks))
         self._at = 0
         self._chunks = {chunk.cid: chunk for chunk in world.chunks}
@@ -167,7 +168,7 @@ class Reader:
                 raise Broken(f"{self.host.name}: a read gives {answer}")
             self._prefetching.on_read(self._wants(numbers))
             self._came.add(at)
-            self.longest_s = max(self.longest_s, self.world.now - asked_s)
+            self.waits_s.append(self.world.now - asked_s)
             if at == self._at and not self.is_done:
                 self._think()
 

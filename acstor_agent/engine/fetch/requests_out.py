@@ -112,10 +112,10 @@ class RequestsOut:
         if attempt.host is None:
             return
         if attempt.sent_s is None:
-            queue = self._peers.get_or_create(attempt.host).queue
-            image_id = attempt.first_ref.image_id
-            queue.remove(before, image_id, attempt)
-            queue.put_item(priority, image_id, attempt)
+            peer, image_id = self._peers.get_or_create(attempt.host), attempt.first_ref.image_id
+            peer.queue.remove(before, image_id, attempt)
+            peer.queue.put_item(priority, image_id, attempt)
+            self._send_more(peer, now)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
             self._out.add_priority_raise(attempt.host, attempt.numbers)
 

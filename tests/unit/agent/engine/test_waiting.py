@@ -434,8 +434,7 @@ def test_guest_joining_readahead_raises_priority_here_and_at_the_peer(machine):
     asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[-1])], P.GUEST, "a guest")
     assert machine.got(actions.RaisePriority) == [actions.RaisePriority(H2, [asked[5].number])]
-    machine.chunks_arrived(H2, [(asked[0].number, data_of(numbers[0]))])
-    assert machine.attempt().first_ref == chunk(numbers[-1])
+    assert machine.attempt().first_ref == chunk(numbers[-1])  # beyond the limit of prefetches
 
 
 def test_abandoned_source_read_is_cancelled_when_others_need_its_slot():
