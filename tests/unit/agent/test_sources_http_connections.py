@@ -13,6 +13,7 @@ import trio
 import trustme
 
 from acstor_agent.core.sources import hung_calls
+from acstor_agent.runtime import tcp_info
 from acstor_agent.sources import base
 from acstor_agent.sources import http
 from acstor_agent.sources.http_client import http_pool
@@ -134,6 +135,18 @@ async def test_redirected_reads_keep_connections_to_both_servers(source, server)
         for _ in range(3):
             await read_together(source)
         assert (server.connections, other.connections) == (KEPT, KEPT)
+
+
+async def test_round_trip_is_that_of_the_server_with_the_bytes(source, server, monkeypatch):
+    with http_server.serve({"elsewhere": DATA}) as other:
+        near = int(server.url.rstrip("/").rpartition(":")[2])
+        monkeypatch.setattr(
+            *(tcp_info, "least_rtt_s"),
+            lambda sock: 0.0002 if sock.getpeername()[1] == near else 0.1,
+        )
+        server.always = http_server.redirect(other.url + "elsewhere")
+        await read_together(source)
+        assert source.rtt_s == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("is_tls", [False, True], ids=["clear text", "TLS"])
