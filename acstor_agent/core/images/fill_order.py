@@ -5,29 +5,80 @@ File systems store what belongs together side by side, and programs read it in p
 after those that guests waited for come first, and save the guests round trips.
 """
 
+import array
+import collections
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 
-FOLLOWING = 64  # chunks: 4 MiB; with more, a guest that compiles waits no less
+FOLLOWING = 64  # chunks; with more than 4 MiB, a guest that compiles waits no less
 WAITS = 4  # of an image that count: more save nothing
+_BLOCK = 64  # chunks whose states are in one number
 
 
-def order_chunks(missing: Mapping[int, bool], waited_for: Sequence[int]) -> Iterator[int]:
-    """Yield missing chunk numbers, each once: those after the latest waits first, then the rest.
+class MissingChunks:
+    """Missing chunks of an image; the work for the next ones does not grow with those removed.
 
-    >>> list(order_chunks({9: False, 1: True, 2: False, 8: False}, waited_for=[0, 7]))
+    >>> missing = MissingChunks()
+    >>> for number in (9, 1, 2, 8):
+    ...     missing.append(number)
+    >>> missing.remove(1)
+    >>> missing.put_back(1)
+    >>> list(missing.in_order(waited_for=[0, 7]))
     [8, 9, 2, 1]
-
-    :param missing: whether the last fetch of each failed, which leaves it in the rest, in its order
-    :param waited_for: numbers that guests waited for, oldest first
     """
-    taken: set[int] = set()
-    for number in reversed(waited_for):
-        for following in range(number + 1, number + 1 + FOLLOWING):
-            if missing.get(following) is False and following not in taken:
-                taken.add(following)
-                yield following
-    for number in missing:
-        if number not in taken:
-            yield number
+
+    def __init__(self) -> None:
+        self._order = array.array("I")
+        self._start = 0  # place in the order before which all are removed
+        self._left: dict[int, int] = {}  # bits of those in the order, by block
+        self._count = 0
+        self._failed: collections.OrderedDict[int, None] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count + len(self._failed)
+
+    def append(self, number: int) -> None:
+        """Add a chunk after the others."""
+        self._order.append(number)
+        block, at = divmod(number, _BLOCK)
+        self._left[block] = self._left.get(block, 0) | 1 << at
+        self._count += 1
+
+    def remove(self, number: int) -> None:
+        """Remove a chunk, to fetch it."""
+        if not self._is_left(number):
+            del self._failed[number]
+            return
+        block, at = divmod(number, _BLOCK)
+        self._left[block] ^= 1 << at
+        if not self._left[block]:
+            del self._left[block]
+        self._count -= 1
+
+    def put_back(self, number: int) -> None:
+        """Add a chunk whose fetch failed: after all others, also after a guest's wait."""
+        self._failed[number] = None
+
+    def in_order(self, waited_for: Sequence[int]) -> Iterator[int]:
+        """Yield all chunks: those after the latest waits first, then the rest.
+
+        :param waited_for: numbers that guests waited for, oldest first
+        """
+        taken: set[int] = set()
+        for number in reversed(waited_for):
+            for following in range(number + 1, number + 1 + FOLLOWING):
+                if following not in taken and self._is_left(following):
+                    taken.add(following)
+                    yield following
+        order = self._order
+        while self._start < len(order) and not self._is_left(order[self._start]):
+            self._start += 1
+        for place in range(self._start, len(order)):
+            number = order[place]
+            if number not in taken and self._is_left(number):
+                yield number
+        yield from self._failed
+
+    def _is_left(self, number: int) -> bool:
+        block, at = divmod(number, _BLOCK)
+        return bool(self._left.get(block, 0) >> at & 1)

@@ -18,6 +18,7 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0  # time constant of the average speed
 SPEED_EVERY_S = 0.5  # least time that a speed is measured over
+SPEED_PAUSE_S = 60.0  # a longer time between two measurements is a pause of the fill
 RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
 RESERVE_S = 60.0  # upper bound of this reserve
 
@@ -154,6 +155,8 @@ class Speed:
             return
         newest, is_first = self._count / passed_s, not self.bytes_s
         self._since_s, self._count = now_s, 0
+        if passed_s > SPEED_PAUSE_S:
+            return
         share = 1 - math.exp(-passed_s / SPEED_OVER_S)
         self.bytes_s = newest if is_first else self.bytes_s + share * (newest - self.bytes_s)
 

@@ -6,6 +6,7 @@ is free in the guest's round trip. All fills share a rate (``core/images/fill_ra
 follows the guests of its image (``core/images/fill_order.py``).
 """
 
+import array
 import dataclasses
 import itertools
 import math
@@ -35,7 +36,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 FEW_IN_FLIGHT = 8  # chunks: the most beside guests, the least without
-MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB
+MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # of chunks of 128 KiB and more: 64 are in flight at most
 SERVED_S = 0.02  # time that a provider has, beside the round trip
 SPEEDUP = 1.5  # bytes in flight over those that arrive in this time, so that the speed can grow
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
@@ -52,8 +53,9 @@ class FillLimits:
     bytes_s: float = math.inf
     slice_s: float = 5.0  # of one image, before the next one is chosen
     measure_interval_s: float = 1.0  # of the link's traffic
-    calm_s: float = 1.0  # one request is in flight for so long after a guest's wait
-    fetch_s: float = 60.0  # longest wait for a chunk after a slice
+    calm_s: float = 1.0  # few chunks are in flight for so long after a guest's wait
+    fetch_s: float = 60.0  # longest wait for the first chunk after a slice
+    last_s: float = 2.0  # longest wait for the last chunks after a slice in which some arrived
     yield_s: float = 0.25  # longest pause for a waiting guest
     first_pause_s: float = fill_rate.FIRST_PAUSE_S  # after a failure
     longest_pause_s: float = fill_rate.LONGEST_PAUSE_S
@@ -70,7 +72,7 @@ class FillProgress:
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
         self.shortfall_bytes = 0
-        self.missing: dict[int, bool] = {}  # one chunk of each missing content; whether it failed
+        self.missing = fill_order.MissingChunks()  # one chunk of each missing content
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
@@ -111,7 +113,7 @@ class _FillSlice:
     def chunk_failed(self, number: int, why: str) -> None:
         self.failures += 1
         self.why = why
-        self.progress.missing[number] = True
+        self.progress.missing.put_back(number)
 
 
 class BackgroundFill:
@@ -135,6 +137,7 @@ class BackgroundFill:
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
         self._traffic, self._first_chunk = traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
+        self._must_hurry = False  # a deadline needs more than the measured rate
 
     def progress_of(self, image_id: ids.ImageId) -> FillProgress:
         """Return the fill state of an image, a new one if it is not filled yet."""
@@ -158,13 +161,16 @@ class BackgroundFill:
             trio.current_time(),
             self._pins.cache.pinned_lost,
         )
-        lengths = part.map.geometry.chunk_length
         unwritten: list[int] = []
-        missing = await self._missing(part.map, part.numbers, unwritten)
+        found, homes = await self._missing(part.map, part.numbers, unwritten)
+        missing, left_bytes = fill_order.MissingChunks(), 0
+        for done, at in enumerate(pre_seed.chunks_in_order(homes, self._first_chunk), 1):
+            missing.append(found[at])
+            left_bytes += part.map.geometry.chunk_length(found[at])
+            await self._pause_after(done)
         progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
-        progress.left_bytes = sum(map(lengths, missing))
-        progress.missing = dict.fromkeys(missing, False)
+        progress.missing, progress.left_bytes = missing, left_bytes
         self.update_unwritten(progress)
 
     def update_unwritten(self, progress: FillProgress) -> None:
@@ -179,9 +185,9 @@ class BackgroundFill:
 
     async def _missing(
         self, image_map: chunk_map.ChunkMap, numbers: Iterable[int], unwritten: list[int]
-    ) -> list[int]:
-        """Return the missing chunks, those that this host is the home of first."""
-        missing, homes = [], bytearray()
+    ) -> tuple["array.array[int]", bytearray]:
+        """Return the missing chunks, and whether this host is the home of each."""
+        missing, homes = array.array("I"), bytearray()
         for looked_at, number in enumerate(numbers, 1):
             if image_map.cid_of(number) not in self._pins.cache:
                 is_home = self._chunks.is_home_of(self._chunks.chunk_ref_of(image_map, number))
@@ -189,10 +195,12 @@ class BackgroundFill:
                 homes.append(is_home)
             elif not self._pins.cache.is_written(image_map.cid_of(number)):
                 unwritten.append(number)
-            if looked_at % self.limits.chunks_per_checkpoint == 0:
-                await trio.lowlevel.checkpoint()
-        order = pre_seed.chunks_in_order(homes, self._first_chunk)
-        return [missing[at] for at in order]
+            await self._pause_after(looked_at)
+        return missing, homes
+
+    async def _pause_after(self, chunk_count: int) -> None:
+        if chunk_count % self.limits.chunks_per_checkpoint == 0:
+            await trio.lowlevel.checkpoint()
 
     async def fill_slice(
         self,
@@ -221,9 +229,10 @@ class BackgroundFill:
             with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
                 with trio.move_on_after(slice_s + fetch_s):
                     await self._fetch_some(filling, ahead)
+                waited_s = trio.current_time() - filling.until_s
                 for number in ahead.missing_items():
                     what = read_request.describe_chunk(self._chunks.chunk_ref_of(part.map, number))
-                    filling.chunk_failed(number, f"{what} did not arrive in {fetch_s:.0f} s")
+                    filling.chunk_failed(number, f"{what} did not arrive in {waited_s:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.missing or not filling.came:
             return "" if filling.came else filling.why
@@ -239,6 +248,10 @@ class BackgroundFill:
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
         while (wait_s := await self._request_some(filling, ahead)) is not None or ahead:
+            if wait_s is None and filling.came:
+                wait_s = filling.until_s + self.limits.last_s - trio.current_time()
+                if wait_s <= 0:
+                    return  # one chunk must not keep the others from being fetched
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
                 for number, outcome in await ahead.wait_for_arrivals():
                     self._take(filling, number, outcome)
@@ -264,8 +277,8 @@ class BackgroundFill:
             if wait_s:
                 return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
         for number in numbers:
-            del progress.missing[number]
-        if not is_urgent and not self.boots.is_far:
+            progress.missing.remove(number)
+        if not (is_urgent or self._must_hurry or self.boots.is_far):
             await self._yield_to_guests()
         await self._fetch(filling, numbers, ahead)
         return 0.0
@@ -273,8 +286,9 @@ class BackgroundFill:
     def _max_in_flight(self, filling: _FillSlice, *, is_urgent: bool) -> int:
         """Return a limit of chunks; beside guests, what the rate carries in a round trip."""
         chunk_bytes, rtt_s = filling.map.geometry.chunk_bytes, self.boots.rtt_s
-        if not is_urgent and self._is_beside_guests():
-            return max(1, min(FEW_IN_FLIGHT, int(rtt_s * self._pacer.bytes_s / chunk_bytes)))
+        if not (is_urgent or self._must_hurry) and self._is_beside_guests():
+            carried = rtt_s * self._pacer.bytes_s / chunk_bytes if rtt_s else 0.0  # may be infinite
+            return max(1, int(min(FEW_IN_FLIGHT, carried)))
         wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.bytes_s
         return max(FEW_IN_FLIGHT, int(min(MOST_IN_FLIGHT_BYTES, wanted_bytes) / chunk_bytes))
 
@@ -284,7 +298,7 @@ class BackgroundFill:
         left_bytes = TOGETHER_S * bytes_s
         image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
         waited_for = () if image is None else tuple(image.waited_for)
-        for number in itertools.islice(fill_order.order_chunks(missing, waited_for), room):
+        for number in itertools.islice(missing.in_order(waited_for), room):
             left_bytes -= filling.chunk_length(number)
             if numbers and left_bytes < 0:
                 break
@@ -361,8 +375,10 @@ class BackgroundFill:
                 is_far = self.boots.is_far
                 spare_bytes_s *= fill_rate.FAR_BESIDE_GUESTS if is_far else fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self.limits.bytes_s)
-            self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
             progress.speed.refresh(trio.current_time())
+            needed_bytes_s = self._needed_bytes_s(progress, also_due)
+            self._must_hurry = needed_bytes_s > progress.speed.bytes_s
+            self._pacer.bytes_s = max(usual_bytes_s, needed_bytes_s)
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self.limits.measure_interval_s)

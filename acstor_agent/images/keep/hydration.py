@@ -14,6 +14,7 @@ import time
 
 import trio
 
+from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_leases
@@ -154,7 +155,7 @@ class Hydration:
     ) -> None:
         if known.part is not None:  # it was unpinned for another image
             known.part = known.left_bytes = None
-            known.missing.clear()
+            known.missing = fill_order.MissingChunks()
             is_due = True
         have_pins_changed = known.changes_at_failure != self._pins.changes
         if is_due and have_pins_changed and self._may_attach(image_id, known):
@@ -170,7 +171,7 @@ class Hydration:
         is_same, is_complete = known.part is part, not cache.pinned_missing
         if is_same and is_complete and not known.left_bytes:
             known.left_bytes, known.losses_at_count = 0, cache.pinned_lost
-            known.missing.clear()
+            known.missing = fill_order.MissingChunks()
         elif not is_same or is_complete:  # the last chunks arrived otherwise
             await self._filler.count_missing(part, known)
         elif not known.missing and self._must_count(known, cache.pinned_lost, is_due):

@@ -213,6 +213,8 @@ async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
         (0.1, 9.9, 1, few),  # no queue before a guest's read
         (0.1, 30.1, 3, few),
         (0.18, 400.0, few, 120),
+        (0.0, math.inf, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),  # a deadline presses
+        (0.1, math.inf, few, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
     ):
         keeper.rtt_s, filler._pacer.bytes_s = rtt_s, chunks_s * chunk
         progress.speed.bytes_s = chunks_s * chunk
@@ -453,6 +455,17 @@ async def test_image_with_a_deadline_is_filled_at_the_required_rate(keeper):
     assert shown["mode"] == "urgent"
 
 
+async def test_deadline_is_kept_beside_a_guest_that_always_waits(keeper):
+    keeper.set_limits(yield_s=1.0)  # a chunk a second
+    keeper.is_waiting = True
+    await keeper.use()
+    await keeper.wait("filling")
+    await keeper.hydration.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=6.0)
+    await trio.sleep(5.0)  # 0.4 s before the reserve, in which the fill runs at full speed
+    assert keeper.filler.progress[IMAGE].left_bytes < len(DATA) / 3
+    await keeper.wait("fully_cached")
+
+
 async def test_slow_pin_write_does_not_let_a_deadline_fill_run_unpaced(keeper, monkeypatch):
     def slow(path, raw, write=pin_file._write):
         time.sleep(1.0)  # three slices
@@ -601,6 +614,15 @@ async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, batches
     again = requested.index(5, requested.index(5) + 1)
     assert len(set(requested[:again])) == 41, "all others come before it comes again"
     host.blobs[blob] = kept
+    await keeper.wait("fully_cached")
+
+
+async def test_late_chunk_does_not_hold_up_the_others(keeper):
+    keeper.set_limits(fetch_s=30.0, last_s=0.1, bytes_s=40.0 * CHUNK)  # each read has one chunk
+    keeper.host.source._delay, keeper.host.source._delay_s = [3], 6.0
+    await keeper.use()
+    await keeper.wait("filling")
+    await until(lambda: keeper.hydration.status.status_of(IMAGE)["remaining_bytes"] <= CHUNK, 4)
     await keeper.wait("fully_cached")
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of the background fill."""
 
+import itertools
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,8 +12,15 @@ from acstor_agent.core.images import fill_order
 NUMBERS = st.integers(0, 3 * fill_order.FOLLOWING)
 
 
-def ordered(missing, *waited_for):
-    return list(fill_order.order_chunks(dict.fromkeys(missing, False), waited_for))
+def missing_chunks(numbers):
+    missing = fill_order.MissingChunks()
+    for number in numbers:
+        missing.append(number)
+    return missing
+
+
+def ordered(numbers, *waited_for):
+    return list(missing_chunks(numbers).in_order(waited_for))
 
 
 def test_without_waits_the_given_order_stays():
@@ -28,10 +38,39 @@ def test_a_wait_brings_forward_a_bounded_number_of_chunks():
 
 
 def test_a_chunk_whose_fetch_failed_is_not_brought_forward():
-    missing = {1: False, 8: True, 9: False}
-    assert list(fill_order.order_chunks(missing, [7])) == [9, 1, 8]
+    missing = missing_chunks([1, 8, 9])
+    missing.remove(8)
+    missing.put_back(8)
+    assert list(missing.in_order([7])) == [9, 1, 8]
+    missing.remove(8)
+    assert (list(missing.in_order([7])), len(missing)) == ([9, 1], 2)
 
 
-@given(st.lists(NUMBERS, unique=True), st.lists(NUMBERS, max_size=fill_order.WAITS))
-def test_each_missing_chunk_comes_once(missing, waited_for):
-    assert sorted(ordered(missing, *waited_for)) == sorted(missing)
+@given(
+    st.lists(NUMBERS, unique=True), st.sets(NUMBERS), st.lists(NUMBERS, max_size=fill_order.WAITS)
+)
+def test_each_missing_chunk_comes_once(numbers, removed, waited_for):
+    missing, removed = missing_chunks(numbers), removed.intersection(numbers)
+    for number in removed:
+        missing.remove(number)
+    left = list(missing.in_order(waited_for))
+    assert sorted(left) == sorted(set(numbers) - removed)
+    assert len(missing) == len(left)
+
+
+def test_next_chunk_costs_no_more_after_many_were_removed():
+    count = 1 << 18
+    missing = missing_chunks(range(count))
+    for number in range(count - fill_order.FOLLOWING):
+        missing.remove(number)
+
+    def seconds_of(chunks):
+        began_s = time.process_time()
+        for _ in range(200):
+            next(chunks.in_order(()))
+        return time.process_time() - began_s
+
+    seconds_of(missing)  # passes over them once
+    few = missing_chunks(range(fill_order.FOLLOWING))
+    assert seconds_of(missing) < 50 * seconds_of(few)
+    assert len(list(itertools.islice(missing.in_order(()), count))) == fill_order.FOLLOWING

@@ -118,6 +118,18 @@ def test_speed_follows_arrivals_and_estimates_the_time_left():
     assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
 
 
+def test_pause_does_not_count_as_transfer_time():
+    speed = fill_rate.Speed()
+    for second in range(30):
+        speed.refresh(float(second))
+        speed.count_bytes(1000)
+    speed.refresh(3600.0)
+    assert speed.bytes_s == pytest.approx(1000)
+    speed.count_bytes(1000)
+    speed.refresh(3601.0)
+    assert speed.bytes_s == pytest.approx(1000)
+
+
 def test_speed_is_unaffected_by_two_refreshes_at_one_time():
     speed = fill_rate.Speed()
     speed.refresh(1.0)
