@@ -99,12 +99,6 @@ async def test_cancelled_pre_seed_withdraws_requests_that_have_not_started(host,
     assert not len(host.chunks.core) and not host.chunks.core.pending.prefetch_limits.in_flight
 
 
-async def test_empty_image_is_done_at_once(tmp_path):
-    async with one_host.one_host(tmp_path) as host:
-        host.add(b"")
-        assert (await seed(host))["done_bytes"] == 0
-
-
 async def test_search_for_homes_yields_to_other_tasks(tmp_path):
     turns, looks = 0, collections.Counter()
     chunks, in_a_row = 4 * pre_seed.CHUNKS_PER_CHECKPOINT, pre_seed.CHUNKS_PER_CHECKPOINT
