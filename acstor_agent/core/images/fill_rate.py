@@ -18,6 +18,7 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0  # time constant of the average speed
 SPEED_EVERY_S = 0.5  # least time that a speed is measured over
+RECENT_DECAY = 0.8  # of the recent speed with each measurement
 SPEED_PAUSE_S = 60.0  # a longer time between two measurements is a pause of the fill
 RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
 RESERVE_S = 60.0  # upper bound of this reserve
@@ -135,10 +136,13 @@ def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
 
 
 class Speed:
-    """Moving average of the transfer rate."""
+    """Moving average of the transfer rate.
+
+    :ivar recent_bytes_s: about the highest of the latest measurements, which follows at once
+    """
 
     def __init__(self) -> None:
-        self.bytes_s = 0.0
+        self.bytes_s = self.recent_bytes_s = 0.0
         self._since_s: float | None = None
         self._count = 0
 
@@ -157,6 +161,7 @@ class Speed:
         self._since_s, self._count = now_s, 0
         if passed_s > SPEED_PAUSE_S:
             return
+        self.recent_bytes_s = max(newest, RECENT_DECAY * self.recent_bytes_s)
         share = 1 - math.exp(-passed_s / SPEED_OVER_S)
         self.bytes_s = newest if is_first else self.bytes_s + share * (newest - self.bytes_s)
 

@@ -38,8 +38,9 @@ from acstor_common.model import ids
 FEW_IN_FLIGHT = 8  # chunks: the most beside guests, the least without
 MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # of chunks of 128 KiB and more: 64 are in flight at most
 SERVED_S = 0.02  # time that a provider has, beside the round trip
-SPEEDUP = 1.5  # bytes in flight over those that arrive in this time, so that the speed can grow
+SPEEDUP = 2.0  # bytes in flight over those that arrive in this time, so that the speed can grow
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
+FAR_BATCHES = 4  # requests in a round trip to a far source, whose slots each take one
 FAILURES = 8
 YIELD_TICK_S = 0.005
 
@@ -266,8 +267,9 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        room = self._max_in_flight(filling, is_urgent=is_urgent) - len(ahead)
-        if room <= 0:
+        limit = self._max_in_flight(filling, is_urgent=is_urgent)
+        room = limit - len(ahead)
+        if room < (max(1, limit // FAR_BATCHES) if self.boots.is_far else 1):
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
         if not is_urgent:
@@ -289,13 +291,13 @@ class BackgroundFill:
         if not (is_urgent or self._must_hurry) and self._is_beside_guests():
             carried = rtt_s * self._pacer.bytes_s / chunk_bytes if rtt_s else 0.0  # may be infinite
             return max(1, int(min(FEW_IN_FLIGHT, carried)))
-        wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.bytes_s
+        wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.recent_bytes_s
         return max(FEW_IN_FLIGHT, int(min(MOST_IN_FLIGHT_BYTES, wanted_bytes) / chunk_bytes))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
-        """Return the chunks to request together: TOGETHER_S worth, at least one."""
+        """Return the chunks to request together, at least one."""
         numbers: list[int] = []
-        left_bytes = TOGETHER_S * bytes_s
+        left_bytes = max(TOGETHER_S, self.boots.rtt_s / FAR_BATCHES) * bytes_s
         image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
         waited_for = () if image is None else tuple(image.waited_for)
         for number in itertools.islice(missing.in_order(waited_for), room):

@@ -212,12 +212,12 @@ async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
         (0.0, 10.0, 1, few),
         (0.1, 9.9, 1, few),  # no queue before a guest's read
         (0.1, 30.1, 3, few),
-        (0.18, 400.0, few, 120),
+        (0.18, 301.0, few, 120),
         (0.0, math.inf, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),  # a deadline presses
         (0.1, math.inf, few, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
     ):
         keeper.rtt_s, filler._pacer.bytes_s = rtt_s, chunks_s * chunk
-        progress.speed.bytes_s = chunks_s * chunk
+        progress.speed.recent_bytes_s = chunks_s * chunk
         keeper.is_waiting = True
         assert filler._max_in_flight(filling, is_urgent=False) == beside_guests
         assert filler._max_in_flight(filling, is_urgent=True) == alone

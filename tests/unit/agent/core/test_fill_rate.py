@@ -118,6 +118,15 @@ def test_speed_follows_arrivals_and_estimates_the_time_left():
     assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
 
 
+def test_recent_speed_follows_a_rise_at_once_and_a_fall_slowly():
+    speed = fill_rate.Speed()
+    for second, count in enumerate((0, 1000, 1000, 4000, 0)):
+        speed.count_bytes(count)
+        speed.refresh(float(second))
+    assert speed.recent_bytes_s == pytest.approx(fill_rate.RECENT_DECAY * 4000)
+    assert speed.bytes_s < 1500
+
+
 def test_pause_does_not_count_as_transfer_time():
     speed = fill_rate.Speed()
     for second in range(30):
