@@ -67,7 +67,7 @@ def run(say: harness.Say) -> harness.Result:
             for host in cloud.network.hosts:
                 cloud.network.shape(host, LINK_MBIT)
             cloud.mark()
-            lacked_bytes, took_s = wait_fully_cached(cloud, say)
+            lacked_bytes, took_s = wait_fully_cached(cloud.agents[TAKER], images.ids[0], say)
             latencies = read_beside(cloud, say)
             source_bytes = cloud.source_bytes()
     limit_s = lacked_bytes / (LINK_MBIT * 1e6 / 8 * PAYLOAD)
@@ -88,9 +88,8 @@ def run(say: harness.Say) -> harness.Result:
     return harness.Result(values, details, lambda picture: draw(picture, latencies, TITLE))
 
 
-def wait_fully_cached(cloud: collective.Cloud, say: harness.Say) -> tuple[int, float]:
-    """Open the first image; return the bytes missing after its boot, and fill time."""
-    agent, image_id = cloud.agents[TAKER], cloud.images.ids[0]
+def wait_fully_cached(agent: agents.Agent, image_id: str, say: harness.Say) -> tuple[int, float]:
+    """Open an image; return the bytes missing after its boot, and fill time."""
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
         wait_filling(agent, image_id)
