@@ -59,7 +59,7 @@ def rebuilt(image: pathlib.Path, extents: Iterable[layout.Extent], start: int, s
     [
         pytest.param(variant, id=variant.name)
         for variant in qcow2_corpus.variants()
-        if not variant.has_subclusters
+        if not variant.has_subclusters and variant.size_bytes
     ],
 )
 def test_chunk_map_and_layout_equal_the_disk_that_qemu_reads(
@@ -102,6 +102,14 @@ def test_image_with_subclusters_is_readable_but_not_served(
         assert got == raw
         assert rebuilt(image, disk.iter_extents(), 0, len(raw)) == raw
     with pytest.raises(errors.NotRaw, match="incompatible features that are not known"):
+        make_map(image)
+    assert not list(tmp_path.glob("*.acmap*"))
+
+
+def test_disk_without_a_byte_is_refused(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.qcow2"
+    qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", image, 0)
+    with pytest.raises(errors.NotRaw, match="its disk is empty"):
         make_map(image)
     assert not list(tmp_path.glob("*.acmap*"))
 
