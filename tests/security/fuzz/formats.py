@@ -54,7 +54,7 @@ def _map_seeds() -> list[bytes]:
     for cut, os_hash, keys, of, extents in (
         (CUT, OS_HASH, (), RAW, []),
         (CUT, OS_HASH, (SCOPE_KEY, ids.ScopeKey(bytes(range(1, 33)))), RAW, []),
-        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH, (), RAW, []),
+        (geometry.Geometry(1, 65536), chunk_map.UNKNOWN_OS_HASH, (), RAW, []),
         (geometry.Geometry(65536, 65536), OS_HASH, (), RAW, []),
         (CUT, OS_HASH, (), STORED_AS_QCOW2, EXTENTS),
         (geometry.Geometry(257 * CHUNK_BYTES, CHUNK_BYTES), OS_HASH, (), STORED_AS_QCOW2, []),
