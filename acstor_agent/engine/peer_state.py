@@ -37,8 +37,8 @@ EWMA_WEIGHT = 0.25  # weight of the newest answer in the EWMA
 MIN_LATE_S, INITIAL_LATE_S, MAX_LATE_S = 0.1, 0.5, 5.0
 """When an answer is late: minimum, without measurements, maximum."""
 GUEST_FIRST_S = 0.5
-"""A peer serves guests first, in order: other chunks, and those of later requests, that come later
-than this count as silence."""
+"""For so long after a guest's request any chunk ends the peer's silence; later, only chunks of
+guests' earlier requests do."""
 MIN_SLOW_S = 0.25  # answers below this never put a peer in backoff
 MAX_PROVIDERS = 64  # most providers of a kind that are compared: those that answered last
 MEDIAN_EVERY = 8  # answers after which the median is computed again
@@ -70,8 +70,8 @@ class Peer:
     """State of one peer."""
 
     __slots__ = (
-        *("pending", "failures", "last_chunk_s", "last_urgent_chunk_s", "last_heard_s"),
-        "last_urgent_request_s",
+        *("pending", "failures", "last_chunk_s", "last_heard_s"),
+        *("last_urgent_chunk_s", "last_urgent_request_s"),
         *("queue", "backoffs", "trial_until_s", "in_flight_bytes", "backoff_until_s"),
         *("host", "has_sent_invalid"),
     )

@@ -30,6 +30,7 @@ class MissingChunks:
     def __init__(self) -> None:
         self._order = array.array("I")
         self._start = 0  # place in the order before which all are removed
+        self._skips: dict[int, int] = {}  # from the first of removed places to the one after them
         self._left: dict[int, int] = {}  # bits of those in the order, by block
         self._count = 0
         self._failed: collections.OrderedDict[int, None] = collections.OrderedDict()
@@ -70,14 +71,22 @@ class MissingChunks:
                 if following not in taken and self._is_left(following):
                     taken.add(following)
                     yield following
-        order = self._order
-        while self._start < len(order) and not self._is_left(order[self._start]):
-            self._start += 1
-        for place in range(self._start, len(order)):
-            number = order[place]
-            if number not in taken and self._is_left(number):
+        place = self._start = self._next_left(self._start)
+        while place < len(self._order):
+            number = self._order[place]
+            if number not in taken:
                 yield number
+            place = self._next_left(place + 1)
         yield from self._failed
+
+    def _next_left(self, place: int) -> int:
+        """Return the next place in the order whose chunk is left."""
+        first = place
+        while place < len(self._order) and not self._is_left(self._order[place]):
+            place = self._skips.get(place, place + 1)
+        if place > first + 1:
+            self._skips[first] = place
+        return place
 
     def _is_left(self, number: int) -> bool:
         block, at = divmod(number, _BLOCK)

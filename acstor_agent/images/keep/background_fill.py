@@ -36,7 +36,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 FEW_IN_FLIGHT = 8  # chunks: the most beside guests, the least without
-MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # of chunks of 128 KiB and more: 64 are in flight at most
+MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # the exchange starts 64 chunks, and queues the others
 SERVED_S = 0.02  # time that a provider has, beside the round trip
 SPEEDUP = 2.0  # bytes in flight over those that arrive in this time, so that the speed can grow
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
@@ -268,8 +268,8 @@ class BackgroundFill:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
         limit = self._max_in_flight(filling, is_urgent=is_urgent)
-        room = limit - len(ahead)
-        if room < (max(1, limit // FAR_BATCHES) if self.boots.is_far else 1):
+        room, batch = limit - len(ahead), limit // FAR_BATCHES if self.boots.is_far else 1
+        if room < max(1, batch):
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
         if not is_urgent:

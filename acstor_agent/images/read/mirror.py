@@ -115,7 +115,7 @@ class Mirror:
         self.attached_s = (-math.inf, -math.inf)
         """Begin and end of the load of its chunk map, by the monotonic clock."""
         self.waited_for: collections.deque[int] = collections.deque(maxlen=fill_order.WAITS)
-        """The last chunk of each of the latest reads that waited for missing ones, oldest first."""
+        """Last chunks of the latest reads that had to wait, oldest first."""
         self.counters = counters.ReadCounters(total)
         boots.watch_reads(self.counters.read)
         self._cache = cache

@@ -199,7 +199,7 @@ class HttpPool:
                 url = http_range.redirect_target(range_request, url, answer.headers, followed)
                 followed, first_peer = followed + 1, first_peer or stream.peer
                 await answer.drain_body()
-                self._keep(server, stream, answer.is_over)
+                self._keep_or_close(server, stream, answer.is_over)
                 stream = answer = None
                 server, request = _request_of(range_request, method, url, credentials)
             yield answer
@@ -215,7 +215,7 @@ class HttpPool:
                 is_clean = answer is not None and answer.is_over
                 if is_clean:  # of the server that has the bytes, not of one that redirects
                     self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
-                self._keep(server, stream, is_clean)
+                self._keep_or_close(server, stream, is_clean)
             self._turns.release()
 
     async def _receive_head(
@@ -260,7 +260,7 @@ class HttpPool:
         self._idle += reversed(kept)
         return found
 
-    def _keep(
+    def _keep_or_close(
         self, server: http_endpoint.HttpEndpoint, stream: http_stream.Stream, is_clean: bool
     ) -> None:
         if self._is_closed or not is_clean:

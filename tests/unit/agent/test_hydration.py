@@ -617,6 +617,28 @@ async def test_unavailable_chunk_does_not_block_the_other_chunks(keeper, batches
     await keeper.wait("fully_cached")
 
 
+async def test_count_of_missing_chunks_gives_turns_to_others(keeper):
+    keeper.set_limits(bytes_s=float(CHUNK), chunks_per_checkpoint=1)
+    await keeper.use()
+    await keeper.wait("filling")
+    part, turns = keeper.host.pins.pinned_part(IMAGE), 0
+    progress = background_fill.FillProgress(keeper.filler.make_backoff())
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_turns)
+        await keeper.filler.count_missing(part, progress)
+        nursery.cancel_scope.cancel()
+    looked_at, missing = len(part.numbers), len(progress.missing)
+    assert missing > looked_at / 2
+    assert turns >= looked_at + missing - 2, "in the search, and while they are put in order"
+
+
 async def test_late_chunk_does_not_hold_up_the_others(keeper):
     keeper.set_limits(fetch_s=30.0, last_s=0.1, bytes_s=40.0 * CHUNK)  # each read has one chunk
     keeper.host.source._delay, keeper.host.source._delay_s = [3], 6.0

@@ -149,6 +149,8 @@ def test_chunks_with_data_are_listed(count: int) -> None:
 def test_map_of_an_empty_image_is_refused() -> None:
     with pytest.raises(ValueError, match="the image is empty"):
         build(geometry.Geometry(0, 65536), [])
+    fault = refusal(forge(build(), 16, "QQ", 0, 0))  # bytes and chunks
+    assert fault.why == "the image is empty"
 
 
 @pytest.mark.parametrize("chunk_no", [-1, 4])
