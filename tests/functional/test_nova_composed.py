@@ -129,7 +129,7 @@ def check_left(host: nova_hosts.Host) -> None:
 
 
 @pytest.mark.parametrize("kind", tiers.first_now(["raw", "qcow2"]))
-@pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
+@pytest.mark.parametrize("status", tiers.first_now(["ACTIVE", "SHUTOFF"]))
 def test_flattened_snapshot_equals_the_disk_and_boots(cluster, gateway, tmp_path, kind, status):
     base_id = new_base(cluster, tmp_path, kind)
     host = cluster.hosts[0]

@@ -208,6 +208,7 @@ def test_guest_boots_without_errors_while_workers_are_killed(cluster, system_id)
         assert host.agent.log().count("starting another") >= 2
 
 
+@pytest.mark.nightly
 def test_guest_boots_without_errors_while_supervisors_restart(cluster, system_id, tmp_path):
     host = cluster.hosts[0]
     with (
