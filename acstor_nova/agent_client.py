@@ -13,6 +13,7 @@ from acstor_common.service import tracing
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import control_client
 from acstor_common.wire import control_wire
+from acstor_nova import boot_profile
 from acstor_nova import compute_user
 
 TIMEOUT_S = control_client.TIMEOUT_S
@@ -52,9 +53,12 @@ class AgentClient:
         image_id: str,
         head_bytes: int = 0,  # fetched because Nova reads it
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,  # Glance's, to compare
+        boot: boot_profile.Boot = boot_profile.NO_BOOT,
     ) -> Stored:
-        """Attach an image; return its format and size."""
-        asked = control_wire.AttachImage(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
+        """Attach an image, for the boot of an instance perhaps; return its format and size."""
+        asked = control_wire.AttachImage(
+            image_id, head_bytes, os_hash.algo, os_hash.value.hex(), *boot
+        )
         answer = self._ask(asked)
         return Stored(answer["disk_format"], answer["stored_bytes"])
 

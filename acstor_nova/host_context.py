@@ -19,6 +19,7 @@ from acstor_common.image import image_record
 from acstor_common.service import tracing
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
+from acstor_nova import boot_profile
 from acstor_nova import fallbacks
 from acstor_nova import mirror_link
 
@@ -213,17 +214,22 @@ class HostContext:
         return True
 
     def wait_until_readable(
-        self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+        self,
+        image_id: str,
+        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+        boot: boot_profile.Boot = boot_profile.NO_BOOT,
     ) -> None:
         """Wait until a mirror can be read; AcstorError: not in ``agent_start_s`` or other bytes."""
         with tracing.Span("acstor_mirror_readable", image=image_id):
-            self._wait_until_readable(image_id, os_hash)
+            self._wait_until_readable(image_id, os_hash, boot)
 
-    def _wait_until_readable(self, image_id: str, os_hash: chunk_map.OsHash) -> None:
+    def _wait_until_readable(
+        self, image_id: str, os_hash: chunk_map.OsHash, boot: boot_profile.Boot
+    ) -> None:
         ends_s = time.monotonic() + self.timeouts.agent_start_s
         while True:
             try:
-                self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
+                self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash, boot)
                 os.stat(self.mirror_path(image_id))
             except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
                 if is_id_reused(e):

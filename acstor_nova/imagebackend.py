@@ -18,6 +18,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import image_record
 from acstor_common.service import tracing
 from acstor_common.wire import control_wire
+from acstor_nova import boot_profile
 from acstor_nova import cache_first
 from acstor_nova import host_context
 from acstor_nova import mirror_link
@@ -188,7 +189,8 @@ class MirrorBase:
         image_id = self._base_image()
         if image_id is not None:
             try:
-                self.host.wait_until_readable(image_id, self._recorded_hash(image_id))
+                boot = boot_profile.boot_of(self._instance)
+                self.host.wait_until_readable(image_id, self._recorded_hash(image_id), boot)
             except errors.AcstorError as e:
                 raise self.host.nova.cannot_start(str(e)) from e
             self._settle(info)

@@ -14,7 +14,7 @@ from acstor_agent.control import control_socket
 from acstor_agent.control import disk_requests
 from acstor_agent.control import image_requests
 from acstor_agent.core.disks import disk_header
-from acstor_agent.images.boot import boot_timelines
+from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.keep import image_detachment
 from acstor_agent.mount import stuck_requests
 from acstor_common.image import image_record
@@ -60,14 +60,14 @@ class ControlRequests:
         disks: disk_requests.DiskRequests,
         *,
         detachment: image_detachment.ImageDetachment,
-        timelines: boot_timelines.BootTimelines,
+        boots: boot_recording.BootRecords,
         rings: ring_store.RingStore,
         stuck: stuck_requests.StuckRequests,
         agent: ControlledAgent,
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._images, self._disks, self._detachment = images, disks, detachment
-        self._timelines, self._ring, self._stuck = timelines, rings, stuck
+        self._boots, self._ring, self._stuck = boots, rings, stuck
         self._agent = agent
 
     async def handle_request(
@@ -78,7 +78,7 @@ class ControlRequests:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self._agent.current_status)
             case control_wire.Timelines(wanted_id):
-                return {"timelines": self._timelines.timelines_of(wanted_id)}
+                return {"timelines": self._boots.timelines.timelines_of(wanted_id)}
             case control_wire.PowerOff(instance_id, is_cancelled):
                 instance_id = ids.parse_image_id(instance_id)
                 return {"processes": await self._stuck.power_off(instance_id, is_cancelled)}
@@ -133,8 +133,12 @@ class ControlRequests:
         began_s = time.monotonic()
         expected = image_record.parse_os_hash(request.os_hash_algo, request.os_hash_value)
         found = await self._images.attach(request.image_id, request.head_bytes, expected)
-        found.boots.begin_boot()
-        self._timelines.image_attached(found.map.image_id, began_s)
+        profile = ids.profile_key_of(request.profile)
+        found.boots.begin_boot(profile)
+        self._boots.timelines.image_attached(found.map.image_id, began_s)
+        if request.instance_id:
+            instance_id = ids.parse_image_id(request.instance_id)
+            self._boots.recording.announce_boot(found.map.image_id, instance_id, profile)
         stored = found.map.layout.stored
         return {
             "image_id": found.map.image_id,

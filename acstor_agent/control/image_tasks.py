@@ -176,7 +176,7 @@ class ImageTasks:
         is_open = progress.state is decision_messages.TaskState.RUNNING
         if progress.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
             return
-        left = self._recording.remaining_boots(ids.parse_image_id(image_id))
+        left = self._recording.requested_boots(ids.parse_image_id(image_id))
         done = max(0, progress.total - left)
         if done != progress.done:
             state = (

@@ -116,7 +116,7 @@ class Agent:
             images,
             disks,
             detachment=self._images.detachment,
-            timelines=self._boots.timelines,
+            boots=self._boots.records,
             rings=self._cloud.rings,
             stuck=self._guests.stuck_requests,
             agent=self,

@@ -228,7 +228,7 @@ class MirrorOperations(pyfuse3.Operations):
         image.boots.begin_boot()
         uses, recording, timelines = self._observers
         tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.process_tag)
-        opener = 0 if recording is None else recording.image_opened(image)
+        opener = 0 if recording is None else recording.image_opened(image, ctx.pid)
         handle = self._inodes.open(inode, opener, tag)
         uses.image_opened(image.map.image_id)
         timelines.image_opened(image, self._inodes.guest_of(handle), ctx.pid)

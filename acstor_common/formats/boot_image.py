@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images: the chunks that an image reads while it boots, in that order.
 
+The chunks that all boots need come first, then those that boots of some profile need, too.
 Header, table, frames: Nguyen 2019, "YOLO", section IV; ``doc/source/format/boot_image.rst``.
 """
 
 import struct
+import types
+from collections.abc import Container
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -25,22 +29,24 @@ COMPRESSION_ZSTD = 1
 MAX_CHUNKS = 1 << 18  # limit of chunks: 16 GiB of 64 KiB chunks
 MAX_FRAME_BYTES = geometry.MAX_CHUNK_BYTES
 """Limit of a decompressed frame, as of peer messages and cache slots."""
+MAX_PROFILES = 8
 FRAME_BYTES = 256 * geometry.KIB  # uncompressed size of new frames, unless a chunk is larger
 LEVEL = 12
 MAX_REVISION = (1 << 32) - 1
 
 # Compression, chunk bytes, image bytes, chunks in the trace, chunks per frame,
-# image ID, hash algorithm and value, length of the value, revision; the rest is reserved.
-_FIELDS = "HIQIH2x16s16s64sH2xI24x"
+# image ID, hash algorithm and value, length of the value, revision, profiles; the rest is reserved.
+_FIELDS = "HIQIH2x16s16s64sH2xIB23x"
 _HEADER = file_header.FileHeader(
     "a boot image", MAGIC, VERSION, _FIELDS, errors.BootImageFormatError
 )
 _FRAME = struct.Struct("<I32s")
 _CHUNK_NO = struct.Struct("<I")
+_PROFILE = struct.Struct("<16sI")
 HEADER_BYTES = _HEADER.size_bytes
 
 _AT_COMPRESSION, _AT_CHUNK_BYTES = 10, 12  # offsets, for errors
-_AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH = 24, 28, 32, 48
+_AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH, _AT_PROFILES = 24, 28, 32, 48, 136
 
 Buffer = bytes | bytearray | memoryview
 
@@ -59,6 +65,17 @@ class Binding(NamedTuple):
         return cls(image_map.image_id, image_map.geometry, os_hash)
 
 
+class ProfiledTrace(NamedTuple):
+    """Chunk numbers in order of first touch: those of all boots, and more of each profile."""
+
+    common: tuple[int, ...]
+    of_profiles: Mapping[ids.ProfileKey, tuple[int, ...]] = types.MappingProxyType({})
+
+    def parts(self) -> dict[ids.ProfileKey, tuple[int, ...]]:
+        """Return all parts; that of all boots is NO_PROFILE's, and comes first."""
+        return {ids.NO_PROFILE: self.common, **self.of_profiles}
+
+
 class Header(NamedTuple):
     """The header."""
 
@@ -66,6 +83,7 @@ class Header(NamedTuple):
     revision: int  # increases when a better boot image replaces it
     chunk_count: int  # chunks in the boot trace
     frame_chunks: int  # chunks per frame; the last one may have fewer
+    profile_count: int
 
     @property
     def frame_count(self) -> int:
@@ -76,7 +94,8 @@ class Header(NamedTuple):
     def head_bytes(self) -> int:
         """Length of header and table."""
         table = self.chunk_count * _CHUNK_NO.size + self.frame_count * _FRAME.size
-        return HEADER_BYTES + table + file_header.DIGEST_BYTES
+        profiles = self.profile_count * _PROFILE.size
+        return HEADER_BYTES + table + profiles + file_header.DIGEST_BYTES
 
 
 class Frame(NamedTuple):
@@ -91,15 +110,35 @@ class Frame(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Validated header and table."""
+    """Validated header and tables."""
 
     header: Header
     frames: tuple[Frame, ...]
+    parts: Mapping[ids.ProfileKey, range]
+    """Places in ``trace`` of the chunks of all boots (NO_PROFILE), and of those of profiles."""
 
     @property
     def trace(self) -> Iterator[int]:
-        """The boot trace: chunk numbers in order of first touch."""
+        """All chunk numbers in their order."""
         return (chunk_no for frame in self.frames for chunk_no in frame.chunk_nos)
+
+    @property
+    def profiled_trace(self) -> ProfiledTrace:
+        """The chunk numbers by profile."""
+        chunk_nos = tuple(self.trace)
+        found = {key: chunk_nos[part.start : part.stop] for key, part in self.parts.items()}
+        return ProfiledTrace(found.pop(ids.NO_PROFILE), found)
+
+    def frames_of(self, profiles: Container[ids.ProfileKey] = ()) -> Iterator[Frame]:
+        """Yield the frames that boots of these profiles, or of none, need."""
+        size = self.header.frame_chunks
+        needed = {
+            number
+            for key, part in self.parts.items()
+            if part and (key == ids.NO_PROFILE or key in profiles)
+            for number in range(part.start // size, -(-part.stop // size))
+        }
+        return (frame for frame in self.frames if frame.number in needed)
 
     @property
     def size_bytes(self) -> int:
@@ -114,6 +153,8 @@ class Head(NamedTuple):
 
 class Writer:
     """Creates a boot image from chunks in order of first touch, without zeros and duplicates.
+
+    First add the chunks of all boots, then those of one profile after the other.
 
     :param key: of the image's scope, if its chunk map has one: frames' CIDs are keyed with it
 
@@ -141,6 +182,7 @@ class Writer:
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=False)
         self._seen: set[ids.Cid] = set()
         self._chunk_nos: list[int] = []
+        self._counts: dict[ids.ProfileKey, int] = {ids.NO_PROFILE: 0}
         self._waiting: list[Buffer] = []
         self._frames: list[bytes] = []
 
@@ -149,8 +191,8 @@ class Writer:
         """Chunks in the boot image so far."""
         return len(self._chunk_nos)
 
-    def add(self, chunk_no: int, data: Buffer) -> None:
-        """Add the next chunk; ValueError if it is not of the image, or too many."""
+    def add(self, chunk_no: int, data: Buffer, profile: ids.ProfileKey = ids.NO_PROFILE) -> None:
+        """Add the next chunk; ValueError for one of another image, and beyond a limit."""
         cut = self._of.cut
         if not 0 <= chunk_no < cut.chunk_count or len(data) != cut.chunk_length(chunk_no):
             raise ValueError(f"chunk {chunk_no} with {len(data)} bytes is not of this image")
@@ -159,6 +201,11 @@ class Writer:
             return
         if len(self._chunk_nos) == MAX_CHUNKS:
             raise ValueError(f"a boot image holds at most {MAX_CHUNKS} chunks")
+        if profile != next(reversed(self._counts)):
+            if profile in self._counts or len(self._counts) > MAX_PROFILES:
+                raise ValueError(f"profile {profile.hex()} has ended, or is one too many")
+            self._counts[profile] = 0
+        self._counts[profile] += 1
         self._seen.add(cid)
         self._chunk_nos.append(chunk_no)
         self._waiting.append(data)
@@ -191,10 +238,12 @@ class Writer:
             of.os_hash.value,
             len(of.os_hash.value),
             self._revision,
+            len(self._counts) - 1,
         )
         head += b"".join(map(_CHUNK_NO.pack, self._chunk_nos))
         named = ((len(stored), ids.cid_of(stored, self._key)) for stored in self._frames)
         head += b"".join(_FRAME.pack(*frame) for frame in named)
+        head += b"".join(_PROFILE.pack(*profile) for profile in list(self._counts.items())[1:])
         return head + blake3.blake3(head).digest()
 
 
@@ -217,7 +266,10 @@ def _parse_header(view: memoryview, what: str) -> Header:
     if not 0 < frame_chunks * chunk_bytes <= MAX_FRAME_BYTES:
         raise _fault(what, _AT_FRAME_CHUNKS, f"{frame_chunks} chunks a frame are not allowed")
     of = Binding(ids.image_id_from_bytes(image_id), cut, _parse_os_hash(fields[6:9], what))
-    return Header(of, fields[9], chunk_count, frame_chunks)
+    revision, profile_count = fields[9:]
+    if profile_count > MAX_PROFILES:
+        raise _fault(what, _AT_PROFILES, f"{profile_count} profiles are too many")
+    return Header(of, revision, chunk_count, frame_chunks, profile_count)
 
 
 def _parse_os_hash(fields: Sequence[Any], what: str) -> chunk_map.OsHash:
@@ -240,7 +292,7 @@ def check_binding(header: Header, expected: Binding, what: str) -> None:
 
 
 def parse_head(buffer: Buffer, what: str) -> Head:
-    """Parse header and table at the beginning of ``buffer``, or raise BootImageFormatError."""
+    """Parse header and tables at the beginning of ``buffer``, or raise BootImageFormatError."""
     with memoryview(buffer) as view:
         header = _parse_header(view, what)
         if view.nbytes < header.head_bytes:
@@ -249,7 +301,8 @@ def parse_head(buffer: Buffer, what: str) -> Head:
         if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes : header.head_bytes]:
             raise _fault(what, body_bytes, "the table's checksum does not match")
         chunk_nos = _parse_trace(view, header, what)
-        return Head(header, tuple(_parse_frames(view, header, chunk_nos, what)))
+        frames = tuple(_parse_frames(view, header, chunk_nos, what))
+        return Head(header, frames, _parse_parts(view[:body_bytes], header, what))
 
 
 def _parse_trace(view: memoryview, header: Header, what: str) -> list[int]:
@@ -278,6 +331,21 @@ def _parse_frames(
             raise _fault(what, at, why)
         yield Frame(number, held, offset, stored_bytes, raw_bytes, ids.Cid(cid))
         offset += stored_bytes
+
+
+def _parse_parts(view: memoryview, header: Header, what: str) -> Mapping[ids.ProfileKey, range]:
+    begin = view.nbytes - header.profile_count * _PROFILE.size
+    counts = {ids.ProfileKey(key): n for key, n in _PROFILE.iter_unpack(view[begin:])}
+    if len(counts) != header.profile_count:
+        raise _fault(what, begin, "a profile is in it twice")
+    place = header.chunk_count - sum(counts.values())
+    if place < 0:
+        raise _fault(what, begin, "its profiles have more chunks than the boot trace")
+    parts = {ids.NO_PROFILE: range(place)}
+    for key, count in counts.items():
+        parts[key] = range(place, place + count)
+        place += count
+    return types.MappingProxyType(parts)
 
 
 def _fault(what: str, offset: int, why: str) -> errors.BootImageFormatError:

@@ -2,12 +2,14 @@
 """Boot traces: the chunks that a boot reads, distinct, in order of first touch."""
 
 import collections
+import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common.formats import boot_image
 from acstor_common.model import geometry
+from acstor_common.model import ids
 
 
 class Window(NamedTuple):
@@ -109,6 +111,44 @@ def merge(
     kept = [chunk_no for chunk_no, found in places.items() if len(found) >= needed]
     kept.sort(key=lambda chunk_no: (-len(places[chunk_no]), _mean(places[chunk_no])))
     return tuple(sorted(kept[:limit_chunks], key=lambda chunk_no: _mean(places[chunk_no])))
+
+
+def merge_profiles(
+    boots: Sequence[tuple[ids.ProfileKey, Sequence[int]]],
+    share: float,
+    limit_chunks: int = boot_image.MAX_CHUNKS,
+    least_boots: int = 2,
+) -> boot_image.ProfiledTrace:
+    """Merge traces of several boots of one image, with the profile of each.
+
+    All boots need what ``share`` of them read, and what boots of two profiles read. A profile has
+    what ``share`` of its boots read beyond that.
+
+    :param limit_chunks: of all profiles together
+    :param least_boots: profiles with fewer boots have no chunks of their own: one may be unusual
+
+    >>> db, web = ids.profile_key_of("db"), ids.profile_key_of("web")
+    >>> boots = [(db, [1, 2, 7])] * 2 + [(web, [1, 2, 8, 9]), (web, [1, 2, 8])] + [(b"", [1, 2])]
+    >>> merged = merge_profiles(boots, share=0.6)
+    >>> merged.common, merged.of_profiles[db], merged.of_profiles[web]
+    ((1, 2), (7,), (8,))
+    """
+    common = dict.fromkeys(merge([trace for _, trace in boots], share, limit_chunks))
+    of_profiles: dict[ids.ProfileKey, list[int]] = {}
+    for profile in dict.fromkeys(profile for profile, _ in boots):
+        traces = [trace for its, trace in boots if its == profile]
+        if profile != ids.NO_PROFILE and len(traces) >= least_boots:
+            of_profiles[profile] = list(merge(traces, share))
+    profiles_with = collections.Counter(itertools.chain.from_iterable(of_profiles.values()))
+    common |= dict.fromkeys(number for number, profiles in profiles_with.items() if profiles > 1)
+    kept = tuple(common)[:limit_chunks]
+    left, found = limit_chunks - len(kept), {}
+    for profile, chunk_nos in of_profiles.items():
+        own = tuple(number for number in chunk_nos if number not in common)[:left]
+        left -= len(own)
+        if own:
+            found[profile] = own
+    return boot_image.ProfiledTrace(kept, found)
 
 
 def _mean(numbers: Iterable[float]) -> float:

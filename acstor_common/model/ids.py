@@ -28,10 +28,15 @@ The lowest bit of the last byte is 0 if the hash is plain, 1 if keyed."""
 ScopeKey = NewType("ScopeKey", bytes)
 """Secret key of a deduplication scope, 32 bytes, shared by readers of its images."""
 
+ProfileKey = NewType("ProfileKey", bytes)
+"""Key of a boot profile, 16 bytes of the BLAKE3 of its name; empty: no profile."""
+
 Oid = NewType("Oid", int)  # object ID: the first 64 bits of a CID; its ring position, not unique
 
 CID_BYTES = 32
 SCOPE_KEY_BYTES = 32
+PROFILE_KEY_BYTES = 16
+NO_PROFILE = ProfileKey(b"")
 OID_BYTES = 8
 _OID = struct.Struct(">Q24x")  # of a CID
 ZERO_CID = Cid(bytes(CID_BYTES))
@@ -111,6 +116,16 @@ def cids_of(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Cid]:
     """Return the plain CIDs of chunks."""
     digests = [blake3.blake3(piece).digest() for piece in pieces]
     return [Cid(digest[:-1] + _PLAIN_ENDS[digest[-1]]) for digest in digests]
+
+
+def profile_key_of(name: str) -> ProfileKey:
+    """Return the key of the boot profile with this name; without a name NO_PROFILE.
+
+    >>> profile_key_of("database").hex(), profile_key_of("")
+    ('6de2442d877a378e9459ed39e54f746c', b'')
+    """
+    digest = blake3.blake3(name.encode()).digest(length=PROFILE_KEY_BYTES)
+    return ProfileKey(digest) if name else NO_PROFILE
 
 
 def is_keyed(cid: Cid) -> bool:

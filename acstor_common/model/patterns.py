@@ -26,4 +26,5 @@ Uuid = Annotated[str, full_match(_UUID)]
 OptionalUuid = Annotated[str, full_match(f"({_UUID})?")]
 HostName = Annotated[str, full_match(ids.HOST_ID.pattern)]
 Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]  # a BLAKE3 or SHA-256 hash, or a 32-byte key
+OptionalHex32 = Annotated[str, full_match("([0-9a-f]{32})?")]  # 16 bytes, or empty
 OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]  # the same, or empty

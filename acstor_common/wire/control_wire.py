@@ -18,6 +18,7 @@ from acstor_common import errors
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
 MAX_HASH_TEXT = 128
+MAX_PROFILE_TEXT = 600  # a key and a value of Nova's metadata have 255 characters each
 MAX_DEADLINE_S = 366 * 86400.0  # one year
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=MAX_DEADLINE_S)]
 
@@ -83,6 +84,8 @@ class AttachImage(ControlRequest, frozen=True, tag="attach-image"):
     head_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD_BYTES)] = 0  # cached first
     os_hash_algo: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
+    instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""  # that is about to boot
+    profile: Annotated[str, msgspec.Meta(max_length=MAX_PROFILE_TEXT)] = ""  # of the instance
 
 
 class DetachImage(_OfImage, frozen=True, tag="detach-image"):

@@ -8,6 +8,7 @@ import msgspec
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.model import patterns
 
 TOPIC = "acstor-glance"
 BOOT_TRACED = "boot_traced"
@@ -25,6 +26,12 @@ class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: _Count
     trace: Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS)]
     recorded_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    profile: patterns.OptionalHex32 = ""
+
+    @property
+    def profile_key(self) -> ids.ProfileKey:
+        """The key of the guest's profile, whose hex is ``profile``."""
+        return ids.ProfileKey(bytes.fromhex(self.profile))
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)

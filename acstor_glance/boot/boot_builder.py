@@ -119,7 +119,8 @@ def build(
         )
         if recording.end is EndReason.NOTHING:
             raise _boot_failed(image, firmware)
-        head = write_boot_image(disk, image_map, recording.trace, output, revision)
+        trace = boot_image.ProfiledTrace(recording.trace)
+        head = write_boot_image(disk, image_map, trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
         raise errors.BootFailed(str(image), "the guest read nothing: it does not boot")
@@ -150,16 +151,17 @@ def _boot_failed(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.B
 def write_boot_image(
     disk: guest_disk.GuestDisk,
     image_map: chunk_map.ChunkMap,
-    trace: tuple[int, ...],
+    trace: boot_image.ProfiledTrace,
     output: pathlib.Path,
     revision: int,
 ) -> boot_image.Head:
     """Write the boot image of a trace, atomically; ChunkInvalid if a chunk differs."""
     own_scope = next(iter(image_map.scope_keys), None)
     writer = boot_image.Writer(boot_image.Binding.from_map(image_map), revision, key=own_scope)
-    for chunk_no in trace:
-        if not image_map.is_zero(chunk_no):
-            writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no))
+    for profile, chunk_nos in trace.parts().items():
+        for chunk_no in chunk_nos:
+            if not image_map.is_zero(chunk_no):
+                writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no), profile)
     parts = list(writer.iter_parts())
     with atomic_file.atomic_write(output) as file:
         file.writelines(parts)

@@ -220,25 +220,26 @@ class BootImageMaker:
     ) -> bool:
         cut = image_map.geometry
         fitting = [
-            boot.trace
+            (boot.profile_key, boot.trace)
             for boot in traces
             if (boot.size_bytes, boot.chunk_bytes) == (cut.size_bytes, cut.chunk_bytes)
         ]
         if len(fitting) < needed:
             return False
         limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
-        merged = boot_trace.merge(fitting, TRACE_SHARE, limit)
-        trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
+        merged = boot_trace.merge_profiles(fitting, TRACE_SHARE, limit, TRACES_NEEDED)
+        trace = _without_zeros(merged, image_map)
         before = self._head_of(present) if present else None
-        is_same = before is not None and not is_worth_rebuilding(trace, list(before.trace))
-        if not trace or (is_same and not artefacts.is_inherited(present)):
+        is_same = before is not None and not is_worth_rebuilding(trace, before.profiled_trace)
+        if not trace.common or (is_same and not artefacts.is_inherited(present)):
             return False
         revision = before.header.revision + 1 if before else 1
         if not self._publish_trace(
             image, image_map, trace, revision, artefacts.BootOrigin.RECORDED
         ):
             return False
-        LOG.info("image %s: boot image of %d boots, revision %d", image.id, len(fitting), revision)
+        LOG.info("image %s: boot image of %d boots, revision %d, profiles: %d",
+                 image.id, len(fitting), revision, len(trace.of_profiles))  # fmt: skip
         return True
 
     def _head_of(self, artefact: image_record.Image) -> boot_image.Head | None:
@@ -254,7 +255,7 @@ class BootImageMaker:
         self,
         image: image_record.Image,
         image_map: chunk_map.ChunkMap,
-        trace: tuple[int, ...],
+        trace: boot_image.ProfiledTrace,
         revision: int,
         origin: artefacts.BootOrigin,
     ) -> bool:
@@ -303,18 +304,17 @@ class BootImageMaker:
         head = self._head_of(artefact)
         try:
             with self._chunk_map(before) as its_map:
-                trace = tuple(head.trace) if head else ()
-                if trace and max(trace) >= len(its_map):
+                if head is None or max(head.trace, default=0) >= len(its_map):
                     return False
-                trace = predecessor_images.inherit_trace(trace, its_map, image_map)
+                trace = predecessor_images.inherit_trace(head.profiled_trace, its_map, image_map)
         except (errors.FormatError, errors.Unusable) as exc:
             LOG.info("image %s: boots of image %s are not used: %s", image.id, before.id, exc)
             return False
         inherited = artefacts.BootOrigin.INHERITED
-        if not trace or not self._publish_trace(image, image_map, trace, 1, inherited):
+        if not trace.common or not self._publish_trace(image, image_map, trace, 1, inherited):
             return False
         LOG.info("image %s: boot image of %d chunks that boots of image %s read",
-                 image.id, len(trace), before.id)  # fmt: skip
+                 image.id, sum(map(len, trace.parts().values())), before.id)  # fmt: skip
         return True
 
     def _output(self, image_id: ids.ImageId) -> pathlib.Path:
@@ -376,11 +376,30 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def is_worth_rebuilding(new: Sequence[int], old: Sequence[int]) -> bool:
-    """Return whether two traces differ enough to replace a boot image.
+def _without_zeros(
+    trace: boot_image.ProfiledTrace, image_map: chunk_map.ChunkMap
+) -> boot_image.ProfiledTrace:
+    parts = {
+        key: tuple(chunk_no for chunk_no in part if not image_map.is_zero(chunk_no))
+        for key, part in trace.parts().items()
+    }
+    return boot_image.ProfiledTrace(parts.pop(ids.NO_PROFILE), parts)
 
-    >>> is_worth_rebuilding([1, 2, 3], [3, 2, 1]), is_worth_rebuilding([1, 2, 3], [1, 2])
-    (False, True)
+
+def is_worth_rebuilding(new: boot_image.ProfiledTrace, old: boot_image.ProfiledTrace) -> bool:
+    """Return whether two traces, or parts of them, differ enough to replace a boot image.
+
+    >>> old = boot_image.ProfiledTrace((1, 2, 3))
+    >>> is_worth_rebuilding(boot_image.ProfiledTrace((3, 2, 1)), old)
+    False
+    >>> is_worth_rebuilding(boot_image.ProfiledTrace((1, 2, 3), {b"db": (4,)}), old)
+    True
     """
-    changed = len(set(new) ^ set(old))
-    return changed > CHANGED_SHARE * max(1, len(old))
+    ours, theirs = new.parts(), old.parts()
+    return any(
+        _differ(ours.get(key, ()), theirs.get(key, ())) for key in ours.keys() | theirs.keys()
+    )
+
+
+def _differ(new: Sequence[int], old: Sequence[int]) -> bool:
+    return len(set(new) ^ set(old)) > CHANGED_SHARE * max(1, len(old))

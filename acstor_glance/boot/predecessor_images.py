@@ -8,8 +8,8 @@ version and machine properties, or from which the image is a snapshot.
 import itertools
 import operator
 from collections.abc import Iterator
-from collections.abc import Sequence
 
+from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.image import deduplication
 from acstor_common.image import image_record
@@ -61,12 +61,15 @@ def is_predecessor(other: image_record.Image, image: image_record.Image) -> bool
 
 
 def inherit_trace(
-    trace: Sequence[int], predecessor_map: chunk_map.ChunkMap, image_map: chunk_map.ChunkMap
-) -> tuple[int, ...]:
+    trace: boot_image.ProfiledTrace,
+    predecessor_map: chunk_map.ChunkMap,
+    image_map: chunk_map.ChunkMap,
+) -> boot_image.ProfiledTrace:
     """Return the chunks with the data of a predecessor's trace; empty if too few."""
+    parts = trace.parts()
     wanted = {
         predecessor_map.cid_of(chunk_no)
-        for chunk_no in trace
+        for chunk_no in itertools.chain(*parts.values())
         if not predecessor_map.is_zero(chunk_no)
     }
     places: dict[ids.Cid, int] = {}
@@ -74,6 +77,15 @@ def inherit_trace(
         cid = image_map.cid_of(chunk_no)
         if cid in wanted:
             places.setdefault(cid, chunk_no)
-    found = dict.fromkeys(places.get(predecessor_map.cid_of(chunk_no), -1) for chunk_no in trace)
-    found.pop(-1, None)
-    return tuple(found) if len(found) >= MIN_CHUNKS else ()
+    found = {
+        key: tuple(
+            dict.fromkeys(
+                places[cid] for cid in map(predecessor_map.cid_of, chunk_nos) if cid in places
+            )
+        )
+        for key, chunk_nos in parts.items()
+    }
+    common = found.pop(ids.NO_PROFILE)
+    if len(common) < MIN_CHUNKS:
+        return boot_image.ProfiledTrace(())
+    return boot_image.ProfiledTrace(common, {key: part for key, part in found.items() if part})

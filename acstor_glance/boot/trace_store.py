@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores boot traces from agents, within limits, until a boot image is made of them."""
+"""Stores boot traces from agents, within limits, until a boot image is made of them.
 
+The limits hold for boots without a profile and for those of each profile.
+"""
+
+import collections
 import contextlib
 import pathlib
 import threading
@@ -13,6 +17,7 @@ from acstor_common.wire import trace_message
 
 MAX_TRACES = 8
 MAX_HOST_TRACES = 2
+MAX_PROFILES = 4  # profiles of an image; the least recently recorded are dropped
 MAX_IMAGES = 1000
 SUFFIX = ".actraces"
 
@@ -33,10 +38,7 @@ class TraceStore:
             kept = [old for old in self._load(image_id) if _is_alike(old, trace)]
             if trace in kept:  # sent again, by any host
                 return len(kept)
-            of_host = [old for old in kept if old.host == trace.host]
-            for old in of_host[: max(0, len(of_host) + 1 - MAX_HOST_TRACES)]:
-                kept.remove(old)
-            kept = [*kept, trace][-MAX_TRACES:]
+            kept = _drop_surplus([*kept, trace])
             self._make_room(image_id)
             with atomic_file.atomic_write(self._path(image_id), 0o600) as file:
                 file.write(msgspec.json.encode(kept))
@@ -69,6 +71,23 @@ class TraceStore:
         others = [path for path in self._folder.glob(f"*{SUFFIX}") if path.stem != image_id]
         if len(others) >= self._images_limit:
             min(others, key=lambda path: path.stat().st_mtime).unlink()
+
+
+def _drop_surplus(traces: list[trace_message.BootTrace]) -> list[trace_message.BootTrace]:
+    """Return the newest traces of each host, profile and image within the limits, oldest first."""
+    kept: list[trace_message.BootTrace] = []
+    of_profile: collections.Counter[str] = collections.Counter()
+    of_host: collections.Counter[tuple[str, str]] = collections.Counter()
+    for trace in reversed(traces):
+        its, by = trace.profile, (trace.profile, trace.host)
+        is_new = its != "" and its not in of_profile
+        if is_new and len(of_profile.keys() - {""}) == MAX_PROFILES:
+            continue
+        if of_profile[its] < MAX_TRACES and of_host[by] < MAX_HOST_TRACES:
+            kept.append(trace)
+            of_profile[its] += 1
+            of_host[by] += 1
+    return kept[::-1]
 
 
 def _is_alike(trace: trace_message.BootTrace, two: trace_message.BootTrace) -> bool:

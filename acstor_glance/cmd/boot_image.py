@@ -220,6 +220,7 @@ def _facts(head: boot_image.Head) -> dict[str, Any]:
         "os_hash": f"{of.os_hash.algo}:{of.os_hash.value.hex()}" if of.os_hash.algo else None,
         "revision": head.header.revision,
         "chunks": head.header.chunk_count,
+        "profiles": head.header.profile_count,
         "frames": head.header.frame_count,
         "raw_bytes": head.raw_bytes,
         "stored_bytes": head.size_bytes,

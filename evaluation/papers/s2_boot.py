@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 from acstor_common import errors
 from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_glance.boot import boot_builder
@@ -104,7 +105,8 @@ class Boot:
         image_map = _map(self.map_file(number))
         with self.image.open("rb") as file:
             disk = guest_disk.GuestDisk(file.fileno(), image_map)
-            boot_builder.write_boot_image(disk, image_map, self.trace, path, revision=1)
+            trace = boot_image.ProfiledTrace(self.trace)
+            boot_builder.write_boot_image(disk, image_map, trace, path, revision=1)
 
     @property
     def boot_image_bytes(self) -> int:

@@ -5,8 +5,10 @@ import contextlib
 import math
 import pathlib
 import random
+import types
 from collections.abc import AsyncIterator
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 import trio
 
@@ -74,15 +76,21 @@ def map_of(
 
 
 def boot_image_of(
-    data: bytes, trace: Iterable[int], image_id: ids.ImageId = IMAGE, revision: int = 1
+    data: bytes,
+    trace: Iterable[int],
+    image_id: ids.ImageId = IMAGE,
+    revision: int = 1,
+    of_profiles: Mapping[str, Iterable[int]] = types.MappingProxyType({}),
 ) -> bytes:
     """Return the boot image of an image, two chunks a frame."""
     cut = geometry.Geometry(len(data), CHUNK)
     of = boot_image.Binding(image_id, cut)
     writer = boot_image.Writer(of, revision, frame_bytes=2 * CHUNK)
-    for chunk_no in trace:
-        start = cut.chunk_offset(chunk_no)
-        writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
+    for profile, chunk_nos in {"": trace, **of_profiles}.items():
+        key = ids.profile_key_of(profile)
+        for chunk_no in chunk_nos:
+            start = cut.chunk_offset(chunk_no)
+            writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)], key)
     return b"".join(writer.iter_parts())
 
 
@@ -196,10 +204,15 @@ class OneHost:
         self.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = map_of(data, image_id)
 
     def add_boot_image(
-        self, data: bytes, trace: Iterable[int], image_id: ids.ImageId = IMAGE, revision: int = 1
+        self,
+        data: bytes,
+        trace: Iterable[int],
+        image_id: ids.ImageId = IMAGE,
+        revision: int = 1,
+        of_profiles: Mapping[str, Iterable[int]] = types.MappingProxyType({}),
     ) -> bytes:
         """Add the boot image of an image to the source; return it."""
-        raw = boot_image_of(data, trace, image_id, revision)
+        raw = boot_image_of(data, trace, image_id, revision, of_profiles)
         self.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = raw
         return raw
 

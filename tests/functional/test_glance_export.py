@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.model import ids
@@ -57,7 +58,8 @@ def publish_boot_image(
     made = listener.folder / "made.acboot"
     with stem.with_suffix(".raw").open("rb") as raw:
         disk = guest_disk.GuestDisk(raw.fileno(), image_map)
-        boot_builder.write_boot_image(disk, image_map, (2, 0, 9), made, revision=1)
+        trace = boot_image.ProfiledTrace((2, 0, 9))
+        boot_builder.write_boot_image(disk, image_map, trace, made, revision=1)
     with made.open("rb") as file:
         images.publish_artefact(artefacts.Kind.BOOT_IMAGE, images.get_image(image_id), file)
     return made.read_bytes()

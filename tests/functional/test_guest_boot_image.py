@@ -103,7 +103,8 @@ def write_boot_image(
     with images.path(image_id).open("rb") as file:
         output = images.boot_image_path(image_id)
         disk = guest_disk.GuestDisk(file.fileno(), image_map)
-        return boot_builder.write_boot_image(disk, image_map, trace, output, revision=1)
+        profiled = boot_image.ProfiledTrace(trace)
+        return boot_builder.write_boot_image(disk, image_map, profiled, output, revision=1)
 
 
 def boot_bytes(agent: agents.Agent) -> int:

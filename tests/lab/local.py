@@ -5,6 +5,7 @@ import contextlib
 import pathlib
 import random
 import socket
+import types
 import uuid
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -71,7 +72,11 @@ class ImageFolder:
         return chosen
 
     def add_boot_image(
-        self, image_id: ids.ImageId, trace: Iterable[int], revision: int = 1
+        self,
+        image_id: ids.ImageId,
+        trace: Iterable[int],
+        revision: int = 1,
+        of_profiles: Mapping[str, Iterable[int]] = types.MappingProxyType({}),
     ) -> boot_image.Head:
         """Write the boot image of an added image; return its header."""
         data = self.path(image_id).read_bytes()
@@ -79,9 +84,11 @@ class ImageFolder:
         cut = of_image.geometry
         own_scope = next(iter(of_image.scope_keys), None)
         writer = boot_image.Writer(boot_image.Binding.from_map(of_image), revision, key=own_scope)
-        for chunk_no in trace:
-            start = cut.chunk_offset(chunk_no)
-            writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
+        for profile, chunk_nos in {"": trace, **of_profiles}.items():
+            key = ids.profile_key_of(profile)
+            for chunk_no in chunk_nos:
+                start = cut.chunk_offset(chunk_no)
+                writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)], key)
         raw = b"".join(writer.iter_parts())
         self.boot_image_path(image_id).write_bytes(raw)
         return boot_image.parse_head(raw, "the boot image that was just written")

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records boot traces: the reads of one image by each guest, told apart by opener numbers."""
 
+from typing import NamedTuple
+
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 
 OPENERS = 7  # guests of one image recorded at a time; others get opener 0 and are not recorded
+
+
+class FinishedTrace(NamedTuple):
+    """The trace of a boot, and the thread that opened the image for it."""
+
+    thread: int
+    trace: tuple[int, ...]
 
 
 class BootRecorder:
@@ -12,11 +21,11 @@ class BootRecorder:
 
     >>> window = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=100)
     >>> recorder = BootRecorder(geometry.Geometry(1 << 20, 65536), window, least_chunks=2)
-    >>> opener = recorder.open(0.0)
+    >>> opener = recorder.open(0.0, thread=7)
     >>> recorder.record_guest_read(opener, 65536, 100, 1.0)
     >>> recorder.record_guest_read(opener, 0, 100, 2.0)
     >>> recorder.take_finished_traces(11.9), recorder.take_finished_traces(12.0), recorder.is_idle
-    ([], [(1, 0)], True)
+    ([], [FinishedTrace(thread=7, trace=(1, 0))], True)
     """
 
     def __init__(
@@ -24,19 +33,19 @@ class BootRecorder:
     ) -> None:
         self._cut, self._window, self._least_chunks = cut, window, least_chunks
         self._open: dict[int, boot_trace.Recorder] = {}
-        self._opened_s: dict[int, float] = {}
+        self._opened: dict[int, tuple[float, int]] = {}  # when, and by which thread
 
     @property
     def is_idle(self) -> bool:
         """Return whether no window is open."""
         return not self._open
 
-    def open(self, now_s: float) -> int:
+    def open(self, now_s: float, thread: int) -> int:
         """Open a window for a guest; return its opener number, 0 if too many are open."""
         opener = next((n for n in range(1, OPENERS + 1) if n not in self._open), 0)
         if opener:
             self._open[opener] = boot_trace.Recorder(self._cut, self._window)
-            self._opened_s[opener] = now_s
+            self._opened[opener] = now_s, thread
         return opener
 
     def record_guest_read(self, opener: int, offset: int, length: int, now_s: float) -> None:
@@ -49,16 +58,17 @@ class BootRecorder:
         """Discard the window of a closed opener that read too little for a boot."""
         recorder = self._open.get(opener)
         if recorder is not None and recorder.chunk_count < self._least_chunks:
-            del self._open[opener], self._opened_s[opener]
+            del self._open[opener], self._opened[opener]
 
-    def take_finished_traces(self, now_s: float) -> list[tuple[int, ...]]:
+    def take_finished_traces(self, now_s: float) -> list[FinishedTrace]:
         """Close finished windows; return the traces that were boots."""
         traces = []
         for opener, recorder in list(self._open.items()):
-            waits_s = now_s - self._opened_s[opener]
-            never_read = not recorder.chunk_count and waits_s >= self._window.longest_s
+            opened_s, thread = self._opened[opener]
+            never_read = not recorder.chunk_count and now_s - opened_s >= self._window.longest_s
             if recorder.is_over(now_s) or never_read:
-                del self._open[opener], self._opened_s[opener]
+                del self._open[opener], self._opened[opener]
+                # Other openers inspected or copied the image.
                 if recorder.chunk_count >= self._least_chunks and not recorder.is_full:
-                    traces.append(recorder.trace)  # other openers inspected or copied the image
+                    traces.append(FinishedTrace(thread, recorder.trace))
         return traces

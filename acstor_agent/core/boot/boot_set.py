@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot set of an image: the data that a boot reads, and how much of it a host has cached."""
+"""The boot set of an image: what all boots read, and how much of it a host has cached."""
 
 from collections.abc import Callable
 from collections.abc import Container
@@ -25,9 +25,10 @@ def count(
     cache: Container[ids.Cid],
     pause: layout.Pause = layout.no_pause,  # called from time to time
 ) -> BootSet:
-    """Count the bytes of a boot set that are cached, as a frame or as its chunks."""
-    cached_bytes = 0
-    for frame in head.frames:
+    """Count the bytes that all boots need, and those that are cached, in frames or as chunks."""
+    total_bytes = cached_bytes = 0
+    for frame in head.frames_of():
+        total_bytes += frame.raw_bytes
         if frame.cid in cache:
             cached_bytes += frame.raw_bytes
         else:
@@ -35,4 +36,4 @@ def count(
             cached_bytes += frame.raw_bytes * here // len(frame.chunk_nos)
         if frame.number % FRAMES_IN_A_ROW == FRAMES_IN_A_ROW - 1:
             pause()
-    return BootSet(head.raw_bytes, cached_bytes)
+    return BootSet(total_bytes, cached_bytes)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records boots on this host and sends their traces; a lost trace does no harm."""
 
+import collections
 import logging
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent.core.boot import boot_recorder
+from acstor_agent.images.boot import boot_timelines
 from acstor_agent.images.read import mirror
 from acstor_common import errors
 from acstor_common.image import boot_trace
@@ -29,8 +31,10 @@ BOOTS = 4
 """Boots of one image recorded by a worker. A boot image needs two traces; the others replace
 failed boots."""
 MAX_REQUESTED = 1024  # images for which operators requested recordings; the oldest is forgotten
+MAX_ANNOUNCED = 1024  # instances whose profile is known; the oldest are forgotten
 
 Send = Callable[[trace_message.BootTrace], None]  # sends a trace; never waits or fails
+InstanceOf = Callable[[int], str]  # the Nova instance of a thread, if known
 
 
 class RecordingLimits(NamedTuple):
@@ -38,11 +42,26 @@ class RecordingLimits(NamedTuple):
 
     longest_s: float  # 0 disables recording
     idle_s: float
-    boots: int
+    boots: int  # of each profile
+
+
+class BootRecords(NamedTuple):
+    """Records of this host's boots."""
+
+    recording: "BootRecording"
+    timelines: boot_timelines.BootTimelines
+
+
+class _Announced(NamedTuple):
+    image_id: ids.ImageId
+    profile: ids.ProfileKey
 
 
 class BootRecording:
-    """The recording of boots on this host."""
+    """The recording of boots on this host.
+
+    Nova announces the profile of an instance before its QEMU opens the image.
+    """
 
     def __init__(
         self,
@@ -50,11 +69,14 @@ class BootRecording:
         limits: RecordingLimits,
         send: Send,
         clock: clocks.Clock = time,
+        instance_of: InstanceOf = lambda thread: "",
         requested_limit: int = MAX_REQUESTED,
     ) -> None:
         self._host, self._limits, self._send, self._clock = host, limits, send, clock
+        self._instance_of = instance_of
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
-        self._sent: dict[ids.ImageId, int] = {}
+        self._sent: dict[ids.ImageId, collections.Counter[ids.ProfileKey]] = {}
+        self._announced = lru_table.LruTable[str, _Announced](MAX_ANNOUNCED)
         self._requested = lru_table.LruTable[ids.ImageId, int](requested_limit)
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
@@ -63,26 +85,41 @@ class BootRecording:
             raise errors.Unusable(
                 "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Increase it"
             )
-        self._requested[image_id] = self._sent.get(image_id, 0) + boots
+        self._requested[image_id] = self._sent_of(image_id).total() + boots
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image, except for an operator's pending request."""
-        left = self.remaining_boots(image_id) if image_id in self._requested else 0
+        left = self.requested_boots(image_id)
         self._open.pop(image_id, None)
         self._sent.pop(image_id, None)
         self._requested.pop(image_id, None)
         if left:
             self._requested[image_id] = left
 
-    def remaining_boots(self, image_id: ids.ImageId) -> int:
-        """Return how many boots of an image are still to be recorded."""
-        wanted = self._requested.get(image_id, self._limits.boots)
-        return max(0, wanted - self._sent.get(image_id, 0))
+    def remaining_boots(
+        self, image_id: ids.ImageId, profile: ids.ProfileKey = ids.NO_PROFILE
+    ) -> int:
+        """Return how many boots of an image and a profile are still to be recorded."""
+        by_itself = self._limits.boots - self._sent_of(image_id)[profile]
+        return max(by_itself, self.requested_boots(image_id))
 
-    def image_opened(self, image: mirror.Mirror) -> int:
+    def requested_boots(self, image_id: ids.ImageId) -> int:
+        """Return how many boots that an operator requested are still to be recorded."""
+        return max(0, self._requested.get(image_id, 0) - self._sent_of(image_id).total())
+
+    def _sent_of(self, image_id: ids.ImageId) -> "collections.Counter[ids.ProfileKey]":
+        return self._sent.get(image_id, collections.Counter())
+
+    def announce_boot(
+        self, image_id: ids.ImageId, instance_id: str, profile: ids.ProfileKey
+    ) -> None:
+        """Note the profile of an instance that is about to boot from an image."""
+        self._announced[instance_id] = _Announced(image_id, profile)
+
+    def image_opened(self, image: mirror.Mirror, thread: int) -> int:
         """Record an open; return the opener number, 0 if it is not recorded."""
         image_id = image.map.image_id
-        if not self._limits.longest_s or not self.remaining_boots(image_id):
+        if not self._limits.longest_s or not self._is_wanted(image_id):
             return 0
         if image.recorder is None:
             window = boot_trace.Window(
@@ -90,7 +127,13 @@ class BootRecording:
             )
             image.recorder = boot_recorder.BootRecorder(image.map.geometry, window, MIN_CHUNKS)
         self._open[image_id] = image
-        return image.recorder.open(self._clock.monotonic())
+        return image.recorder.open(self._clock.monotonic(), thread)
+
+    def _is_wanted(self, image_id: ids.ImageId) -> bool:
+        """Return whether some guest that may boot from the image now is to be recorded."""
+        announced = {its.profile for its in self._announced.values() if its.image_id == image_id}
+        profiles = announced or {ids.NO_PROFILE}
+        return any(self.remaining_boots(image_id, profile) for profile in profiles)
 
     async def run(self) -> None:
         """Close finished windows and send traces until cancelled."""
@@ -98,23 +141,29 @@ class BootRecording:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):
                 if image.recorder is not None:
-                    for trace in image.recorder.take_finished_traces(self._clock.monotonic()):
-                        self._hand_on(image, trace)
+                    for boot in image.recorder.take_finished_traces(self._clock.monotonic()):
+                        self._hand_on(image, boot)
                     if image.recorder.is_idle:
                         image.recorder = None
                         del self._open[image_id]
 
-    def _hand_on(self, image: mirror.Mirror, trace: tuple[int, ...]) -> None:
+    def _hand_on(self, image: mirror.Mirror, boot: boot_recorder.FinishedTrace) -> None:
         image_id, cut = image.map.image_id, image.map.geometry
-        self._sent[image_id] = self._sent.get(image_id, 0) + 1
-        LOG.info("image %s: recorded a boot of %d chunks", image_id, len(trace))
+        announced = self._announced.get(self._instance_of(boot.thread))
+        is_of_image = announced is not None and announced.image_id == image_id
+        profile = announced.profile if announced and is_of_image else ids.NO_PROFILE
+        if not self.remaining_boots(image_id, profile):
+            return
+        self._sent.setdefault(image_id, collections.Counter())[profile] += 1
+        LOG.info("image %s: recorded a boot of %d chunks", image_id, len(boot.trace))
         self._send(
             trace_message.BootTrace(
                 host=self._host,
                 image_id=image_id,
                 size_bytes=cut.size_bytes,
                 chunk_bytes=cut.chunk_bytes,
-                trace=trace,
+                trace=boot.trace,
                 recorded_s=time.time(),
+                profile=profile.hex(),
             )
         )

@@ -161,6 +161,11 @@ class BootTimelines:
                 timelines.append(self._timeline_of(boot))
         return tuple(timelines)
 
+    def instance_of(self, thread: int) -> str:
+        """Return the instance whose current boot is that of this thread; "" if it is unknown."""
+        found = (boot.instance_id for boot in self._boots.values() if boot.thread == thread)
+        return next(found, "")
+
     def _going_on(self) -> Iterator[_Boot]:
         return (boot for boot in self._boots.values() if boot.recorder.read_bytes >= MIN_BYTES)
 

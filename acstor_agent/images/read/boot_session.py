@@ -51,7 +51,7 @@ class State(enum.Enum):
 
     UNKNOWN = "unknown"  # no guest has booted since the start
     LOADING = "loading"
-    READY = "ready"  # all needed frames are in memory
+    READY = "ready"  # all needed frames are in memory, also those of the guests' profiles
     DROPPED = "dropped"
     NONE = "none"  # there is none
     IGNORED = "ignored"  # it is damaged, or was made of other data
@@ -159,6 +159,7 @@ class BootSession:
         self.state = State.UNKNOWN
         self.begun_s = -math.inf
         self.loading = load_record.LoadRecord(-math.inf)
+        self._profiles: set[ids.ProfileKey] = set()
         self._map = image_map
         self._host = host
         self._what = f"boot image of image {image_map.image_id}"
@@ -183,15 +184,18 @@ class BootSession:
         """Set the counters that show whether guests read the boot image."""
         self._tally = tally
 
-    def begin_boot(self) -> None:
-        """Load the boot image, because a guest is about to boot."""
+    def begin_boot(self, profile: ids.ProfileKey = ids.NO_PROFILE) -> None:
+        """Load the boot image, because a guest, of a profile perhaps, is about to boot."""
         host = self._host
         self.begun_s = host.clock()
         host.memory.note_boot(self._map.image_id, self.begun_s)
-        if self.state in (State.LOADING, State.READY) or host.clock() < self._look_again_s:
+        if self.state is State.LOADING:
+            self._profiles.add(profile)
             return
-        if not host.memory.limit_bytes:
+        is_enough = self.state is State.READY and not self._needs_more(profile)
+        if is_enough or host.clock() < self._look_again_s or not host.memory.limit_bytes:
             return
+        self._profiles.add(profile)
         self.state = State.LOADING
         self.loading = load_record.LoadRecord(self.begun_s)
         self._is_head_known = trio.Event()
@@ -199,6 +203,11 @@ class BootSession:
         guest = requests.Stream(requests.Klass.GUEST, self._map.image_id)
         with disk_io.use_stream(guest):  # the booting guest waits for the head
             host.nursery.start_soon(self._load, self._scope)
+
+    def _needs_more(self, profile: ids.ProfileKey) -> bool:
+        return (
+            self.head is not None and profile in self.head.parts and profile not in self._profiles
+        )
 
     def covers_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in memory, or in a frame that is loading."""
@@ -257,6 +266,7 @@ class BootSession:
     def _end(self, state: State) -> None:
         self._loaded(state)
         self.in_memory = {}
+        self._profiles.clear()
         self._is_head_known.set()
         self._host.memory.release_bytes(self._map.image_id)
 
@@ -309,21 +319,29 @@ class BootSession:
         await trio.lowlevel.checkpoint_if_cancelled()  # a thread may have outlasted the image
         if head is None:
             return
-        if not self._host.reserve_memory(self._map.image_id, head.raw_bytes):
-            self._host.counters.refused += 1
-            LOG.warning("%s: no space for %d bytes in memory", self._what, head.raw_bytes)
-            self._end(State.REFUSED)
-            return
-        left = iter(head.frames)
+        loaded: set[ids.ProfileKey] | None = None
+        while loaded != self._profiles:  # meanwhile guests of other profiles may begin
+            loaded = set(self._profiles)
+            frames = list(head.frames_of(loaded))
+            raw_bytes = sum(frame.raw_bytes for frame in frames)
+            if not self._host.reserve_memory(self._map.image_id, raw_bytes):
+                self._host.counters.refused += 1
+                LOG.warning("%s: no space for %d bytes in memory", self._what, raw_bytes)
+                self._end(State.REFUSED)
+                return
+            await self._load_all(frames)
+        self._loaded(State.READY)
+        self._host.counters.loaded += 1
+        LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
+
+    async def _load_all(self, frames: list[boot_image.Frame]) -> None:
+        left = iter(frames)
         failures: list[errors.AcstorError] = []
         async with trio.open_nursery() as nursery:
             for _ in range(MAX_IN_FLIGHT):
                 nursery.start_soon(self._load_some, left, failures, nursery.cancel_scope)
         if failures:
             raise failures[0]
-        self._loaded(State.READY)
-        self._host.counters.loaded += 1
-        LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
 
     async def _load_some(
         self,

@@ -114,7 +114,7 @@ def _boot_seeds() -> list[bytes]:
         for number in order:
             length = CUT.chunk_length(number)
             data = rng.randbytes(length) if number == 1 else bytes([number]) * length
-            writer.add(number, data)
+            writer.add(number, data, ids.profile_key_of("db" if number == order[-1] else ""))
         seeds.append(b"".join(writer.iter_parts()))
     return seeds
 
@@ -132,6 +132,8 @@ def _check_boot(taken: boot_image.Head, data: bytes) -> None:
     cut = taken.header.binding.cut
     trace = list(taken.trace)
     assert len(set(trace)) == len(trace) and all(0 <= n < cut.chunk_count for n in trace)
+    assert [n for part in taken.profiled_trace.parts().values() for n in part] == trace
+    assert list(taken.frames_of(taken.parts)) == list(taken.frames)
     assert taken.raw_bytes == sum(map(cut.chunk_length, trace))
     assert taken.size_bytes == len(data)
 

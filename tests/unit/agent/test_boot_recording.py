@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recording of boots, and delivery of traces without disturbing reads."""
 
+import collections
+
 import msgspec
 import pytest
 import trio
 
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.boot import trace_spool
+from acstor_common.model import ids
 from acstor_common.wire import trace_message
 from tests.fakes import manual_clock
 from tests.fakes import one_host
@@ -28,8 +31,8 @@ def decode(payload):
     return msgspec.convert(payload, trace_message.BootTrace)
 
 
-def boot(host, image, recording):
-    opener = recording.image_opened(image)
+def boot(host, image, recording, thread=7):
+    opener = recording.image_opened(image, thread)
     for chunk_no in TRACE if opener else ():
         image.recorder.record_guest_read(opener, chunk_no * CHUNK, 1, host.now_s)
 
@@ -55,11 +58,35 @@ async def test_boots_are_recorded_and_sent_and_the_recorder_is_removed(host, aut
     assert msgspec.json.decode(encoded, type=trace_message.BootTrace) == sent[0]
 
 
+async def test_boots_of_each_profile_are_recorded(host, autojump_clock):
+    sent, instances = [], {1: "a", 2: "b", 3: "c"}
+    recording = boot_recording.BootRecording(
+        *("h1", LIMITS, sent.append, manual_clock.FunctionClock(lambda: host.now_s)),
+        instance_of=lambda thread: instances.get(thread, ""),
+    )
+    db, web = ids.profile_key_of("db"), ids.profile_key_of("web")
+    image = await host.mirrors.attach_image(one_host.IMAGE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recording.run)
+        for _ in range(LIMITS.boots + 1):
+            recording.announce_boot(one_host.IMAGE, "a", db)
+            recording.announce_boot(one_host.IMAGE, "b", web)
+            recording.announce_boot(one_host.OTHER, "c", web)
+            for thread in (1, 2, 3, 4):
+                boot(host, image, recording, thread)
+            host.now_s += LIMITS.idle_s
+            await trio.sleep(3.0)
+        assert recording.image_opened(image, thread=1) == 0
+        nursery.cancel_scope.cancel()
+    recorded = collections.Counter(trace.profile_key for trace in sent)
+    assert recorded == {db: LIMITS.boots, web: LIMITS.boots, ids.NO_PROFILE: LIMITS.boots}
+
+
 async def test_recording_can_be_disabled(host):
     off = LIMITS._replace(longest_s=0.0)
     recording = boot_recording.BootRecording("h1", off, lambda message: None)
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    assert recording.image_opened(image) == 0
+    assert recording.image_opened(image, 7) == 0
     assert image.recorder is None
 
 
@@ -89,6 +116,10 @@ def message(**changes):
         {"trace": ("1",)},
         {"trace": tuple(range(trace_message.MAX_CHUNKS + 1))},
         {"trace": 7},
+        {"profile": "db"},
+        {"profile": "0" * 31},
+        {"profile": "0" * 33},
+        {"profile": "0" * 32 + "\n"},
     ],
 )
 def test_invalid_trace_message_is_refused(wrong):

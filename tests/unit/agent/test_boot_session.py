@@ -146,6 +146,42 @@ async def test_second_boot_loads_the_boot_image_from_the_cache(host, tmp_path):
     assert read_by(image, "boot") == IN_MEMORY
 
 
+async def begin(image, profile, chunks_in_memory):
+    image.boots.begin_boot(ids.profile_key_of(profile))
+    await until(lambda: len(image.boots.in_memory) == chunks_in_memory)
+    await until(lambda: image.boots.state is boot_session.State.READY)
+
+
+async def test_frames_of_a_profile_are_loaded_only_for_its_guests(host):
+    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3, 4), "web": (6, 8)})
+    image = await attached(host)
+    await begin(image, "unknown", IN_MEMORY)
+    assert host.boots.memory.used_bytes == 5 * CHUNK + 777
+    await begin(image, "db", IN_MEMORY + 4)  # one of "web" is in a frame with one of "db"
+    fetched_bytes = host.chunks.counters.source_bytes
+    await begin(image, "db", IN_MEMORY + 4)
+    assert host.chunks.counters.source_bytes == fetched_bytes
+    await begin(image, "web", IN_MEMORY + 5)
+    await check(image, *TRACE, 1, 3, 4, 6, 8)
+    assert read_by(image, "boot") == IN_MEMORY + 5
+
+
+async def test_guest_of_a_profile_that_begins_during_loading_gets_its_frames(host):
+    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3)})
+    image = await attached(host)
+    image.boots.begin_boot()
+    await begin(image, "db", IN_MEMORY + 2)
+
+
+async def test_frames_of_profiles_are_dropped_with_the_others(host):
+    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3)})
+    image = await attached(host)
+    await begin(image, "db", IN_MEMORY + 2)
+    image.boots.drop()
+    assert host.boots.memory.used_bytes == 0
+    await begin(image, "", IN_MEMORY)
+
+
 async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
     """Store twice as many other bytes as the cache may hold."""
     data = one_host.image_bytes(2 * limit_bytes, seed)

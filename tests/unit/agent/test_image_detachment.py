@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction of unused images: when it happens, what it removes and what it keeps."""
 
+import collections
 import time
 
 import pytest
@@ -327,10 +328,10 @@ async def test_boot_recordings_are_forgotten_but_operator_requests_stay(used):
     limits = boot_recording.RecordingLimits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
     image = await used.host.mirrors.attach_image(IMAGE)
-    assert recording.image_opened(image)
-    recording._sent[IMAGE] = 2
+    assert recording.image_opened(image, 7)
+    recording._sent[IMAGE] = collections.Counter({ids.ProfileKey(b""): 2})
     recording.record_more(OTHER, 3)
-    recording._sent[OTHER] = 1
+    recording._sent[OTHER] = collections.Counter({ids.ProfileKey(b""): 1})
     for image_id in (IMAGE, OTHER):
         recording.forget_image(image_id)
     assert (recording._open, recording._sent) == ({}, {})

@@ -86,11 +86,62 @@ def unpacked(raw: bytes) -> list[tuple[int, bytes]]:
 def test_boot_image_returns_chunks_in_order_of_first_read() -> None:
     raw = build()
     head = boot_frames.check_boot_image([raw[:100], raw[100:]], "it")
-    assert head.header == boot_image.Header(OF, revision=7, chunk_count=5, frame_chunks=2)
+    assert head.header == boot_image.Header(OF, 7, chunk_count=5, frame_chunks=2, profile_count=0)
     assert list(head.trace) == [5, 0, 1, 3, 6]
     assert head.size_bytes == len(raw)
     assert head.raw_bytes == 4 * CHUNK + 100
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3, 6)]
+
+
+def build_with_profiles(*profiles: tuple[bytes, tuple[int, ...]]) -> bytes:
+    """Build a boot image of chunks 5, 0 and 1 for all boots, in frames of two chunks."""
+    writer = boot_image.Writer(OF, revision=7, frame_bytes=2 * CHUNK)
+    for chunk_no in (5, 0, 1):
+        writer.add(chunk_no, CHUNKS[chunk_no])
+    for key, chunk_nos in profiles:
+        for chunk_no in chunk_nos:
+            writer.add(chunk_no, CHUNKS[chunk_no], ids.ProfileKey(key))
+    return b"".join(writer.iter_parts())
+
+
+DB, WEB = ids.profile_key_of("db"), ids.profile_key_of("web")
+
+
+def test_frames_of_profiles_are_added_to_those_of_all_boots() -> None:
+    raw = build_with_profiles((DB, (3,)), (WEB, (6, 4)))
+    head = boot_frames.check_boot_image([raw], "it")
+    assert list(head.trace) == [5, 0, 1, 3, 6]  # chunk 4 has the data of chunk 0
+    assert head.profiled_trace == ((5, 0, 1), {DB: (3,), WEB: (6,)})
+    numbers = [
+        [frame.number for frame in head.frames_of(profiles)]
+        for profiles in ((), (DB,), (WEB,), (DB, WEB), (ids.profile_key_of("unknown"),))
+    ]
+    assert numbers == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1]]
+
+
+def test_profile_that_has_ended_and_a_ninth_one_are_refused() -> None:
+    cut = geometry.Geometry(20 * CHUNK, CHUNK)
+    writer = boot_image.Writer(boot_image.Binding(IMAGE_ID, cut), revision=1)
+    keys = [ids.profile_key_of(str(number)) for number in range(9)]
+    for number, key in enumerate(keys[:8]):
+        writer.add(number, text(number), key)
+    for wrong in (keys[0], keys[8], ids.NO_PROFILE):
+        with pytest.raises(ValueError, match="has ended, or is one too many"):
+            writer.add(9, text(9), wrong)
+    head = boot_image.parse_head(b"".join(writer.iter_parts()), "it")
+    assert head.profiled_trace == ((), {key: (number,) for number, key in enumerate(keys[:8])})
+
+
+def test_forged_profiles_are_refused() -> None:
+    raw = build_with_profiles((DB, (3,)), (WEB, (6,)))
+    at = boot_image.parse_header(raw, "it").head_bytes - 32 - 40
+    for forged, offset, why in (
+        (forge(raw, at + 16, "I", 5), at, "its profiles have more chunks than the boot trace"),
+        (forge(raw, at + 20, "16s", DB), at, "a profile is in it twice"),
+        (forge(raw, 136, "B", 9), 136, "9 profiles are too many"),
+    ):
+        fault = refusal(forged)
+        assert (fault.offset, fault.why) == (offset, why)
 
 
 def test_frames_are_read_separately_in_any_order() -> None:
@@ -118,7 +169,7 @@ def test_empty_boot_image_is_legal() -> None:
 def test_golden_file_of_version_2_is_read() -> None:
     raw = GOLDEN.read_bytes()
     head = boot_frames.check_boot_image([raw], "golden")
-    assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
+    assert head.header == boot_image.Header(OF, 7, chunk_count=4, frame_chunks=2, profile_count=0)
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
     first, second = head.frames
     assert first.stored_bytes < first.raw_bytes and second.stored_bytes == second.raw_bytes

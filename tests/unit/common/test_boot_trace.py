@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
+from acstor_common.model import ids
 
 CHUNK = 16 * geometry.KIB
 CUT = geometry.Geometry(20 * CHUNK + 5, CHUNK)
@@ -89,3 +90,40 @@ def test_equal_boots_merge_to_themselves(trace, boots):
 
 def test_chunks_of_most_boots_are_kept_above_the_limit():
     assert boot_trace.merge([[1, 2, 3], [3, 4], [3, 2]], 0.0, limit_chunks=2) == (3, 2)
+
+
+DB, WEB = ids.profile_key_of("db"), ids.profile_key_of("web")
+PROFILES = st.sampled_from([ids.NO_PROFILE, DB, WEB])
+BOOTS = st.lists(
+    st.tuples(PROFILES, st.lists(st.integers(0, 9), min_size=1, unique=True)), min_size=1
+)
+
+
+@given(BOOTS, st.floats(0.1, 1), st.integers(1, 10))
+def test_merged_profiles_have_each_chunk_once_and_stay_within_the_limit(boots, share, limit):
+    merged = boot_trace.merge_profiles(boots, share, limit)
+    chunk_nos = [chunk_no for part in merged.parts().values() for chunk_no in part]
+    assert len(set(chunk_nos)) == len(chunk_nos) <= limit
+    assert all(merged.of_profiles.values())
+
+
+@given(BOOTS, st.floats(0.1, 1))
+def test_boots_of_a_profile_find_what_their_merged_trace_has(boots, share):
+    merged = boot_trace.merge_profiles(boots, share)
+    for profile in (DB, WEB):
+        traces = [trace for its, trace in boots if its == profile]
+        if len(traces) >= 2:
+            wanted = set(boot_trace.merge(traces, share))
+            assert wanted <= {*merged.common, *merged.of_profiles.get(profile, ())}
+
+
+def test_one_boot_of_a_profile_gives_it_no_chunks():
+    boots = [(ids.NO_PROFILE, (1, 2))] * 4
+    assert boot_trace.merge_profiles([*boots, (DB, (1, 9))], 0.5) == ((1, 2), {})
+    assert boot_trace.merge_profiles([*boots, *[(DB, (1, 9))] * 2], 0.5) == ((1, 2), {DB: (9,)})
+
+
+def test_boots_without_profiles_merge_as_before():
+    traces = [(1, 2, 3), (3, 2, 9), (2, 3)]
+    merged = boot_trace.merge_profiles([(ids.NO_PROFILE, trace) for trace in traces], 0.5)
+    assert merged == (boot_trace.merge(traces, 0.5), {})

@@ -9,6 +9,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.image import artefacts
@@ -109,14 +110,30 @@ def make(tmp_path, glance, conf, modes=RECORDED, **limits):
     return boot_image_maker.BootImageMaker(glance, conf, modes, cost_limits=cost_limits)
 
 
-def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
+def boot(
+    *trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24, profile: str = ""
+):
     return trace_message.BootTrace(
         host=host,
         image_id=image_id,
         size_bytes=chunks * CHUNK,
         chunk_bytes=CHUNK,
         trace=trace,
+        profile=ids.profile_key_of(profile).hex(),
     )
+
+
+def test_boot_image_has_the_chunks_of_profiles_apart(glance, made):
+    for host in ("h1", "h2"):
+        made.add_trace(boot(5, 3, 9, host=host))
+        made.add_trace(boot(5, 3, host=host))
+    assert made.make_boot_image(IMAGE_ID)
+    for host in ("h1", "h2"):
+        made.add_trace(boot(5, 3, 7, 21, host=host, profile="db"))  # chunk 21 is zeros
+    assert made.make_boot_image(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)  # unchanged
+    head = boot_image.parse_head(glance.bytes[BOOT_IMAGE_ID], "what was published")
+    assert head.profiled_trace == ((5, 3), {ids.profile_key_of("db"): (7,)})
 
 
 def test_one_recorded_boot_gives_a_first_boot_image_and_two_a_better_one(glance, made):

@@ -11,13 +11,20 @@ IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 65536
 
 
-def message(number: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 1000):
+def message(
+    number: int,
+    host: str = "h1",
+    image_id: str = IMAGE_ID,
+    chunks: int = 1000,
+    profile: str = "",
+):
     return trace_message.BootTrace(
         host=host,
         image_id=image_id,
         size_bytes=chunks * CHUNK,
         chunk_bytes=CHUNK,
         trace=(number, number + 1),
+        profile=ids.profile_key_of(profile).hex(),
     )
 
 
@@ -68,3 +75,23 @@ def test_damaged_file_is_ignored_and_replaced(tmp_path):
         path.write_bytes(damage)
         assert store.list_traces(IMAGE_ID) == []
     assert store.add_trace(message(3)) == 1
+
+
+def test_traces_of_each_profile_have_their_own_limits(tmp_path):
+    store = trace_store.TraceStore(tmp_path)
+    store.add_trace(message(0))
+    for number in range(1, 30):
+        store.add_trace(message(number, profile="db"))
+        store.add_trace(message(100 + number, f"h{number}", profile="web"))
+    newest = [122, 123, 124, 125, 126, 127, 28, 128, 29, 129]
+    assert firsts(store) == [0, *newest]
+
+
+def test_least_recently_recorded_profiles_are_dropped(tmp_path):
+    store = trace_store.TraceStore(tmp_path)
+    store.add_trace(message(0))
+    for number in (1, 2, 3, 4, 1, 5, 6):
+        store.add_trace(message(10 * number + len(firsts(store)), profile=str(number)))
+    kept = [trace.profile for trace in store.list_traces(IMAGE_ID)]
+    expected = ["", *(ids.profile_key_of(name).hex() for name in ("1", "4", "1", "5", "6"))]
+    assert kept == expected

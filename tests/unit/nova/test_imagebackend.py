@@ -68,7 +68,24 @@ def test_start_attaches_with_the_hash_that_the_disk_was_made_with(nova, agent):
     assert agent.asked[-1].os_hash_value == "ab" * 64
     made._instance.system_metadata = {imagebackend.METADATA_KEY: "damaged"}
     made.libvirt_info("none")
-    assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
+    assert (agent.asked[-1].os_hash_algo, agent.asked[-1].os_hash_value) == ("", "")
+
+
+def test_start_tells_the_agent_the_profile_of_the_flavor(nova, agent):
+    made = nova.spawn()
+    specs = {"acstor:boot_profile": "db"}
+    made._instance.flavor = types.SimpleNamespace(extra_specs=specs)
+    made.libvirt_info("none")
+    assert (agent.asked[-1].instance_id, agent.asked[-1].profile) == (INSTANCE, "db")
+    specs["acstor:boot_profile"] = "metadata:role"
+    made._instance.metadata = {"role": "web"}
+    made.libvirt_info("none")
+    assert agent.asked[-1].profile == "metadata:role=web"
+
+
+def test_instance_whose_flavor_nova_cannot_read_starts_without_a_profile(nova, agent):
+    nova.spawn().libvirt_info("none")  # it has none
+    assert (agent.asked[-1].instance_id, agent.asked[-1].profile) == (INSTANCE, "")
 
 
 @pytest.mark.parametrize("is_in_glance", [True, False])

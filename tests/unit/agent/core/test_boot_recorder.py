@@ -24,29 +24,29 @@ def read(made, opener, chunk_nos, now_s):
 
 def test_two_guests_are_recorded_separately():
     made = recorder()
-    one, two = made.open(0.0), made.open(5.0)
+    one, two = made.open(0.0, thread=7), made.open(5.0, thread=7)
     read(made, one, [1, 2], 6.0)
     read(made, two, [9, 1, 8], 7.0)
     assert one != two
-    assert made.take_finished_traces(16.0) == [(1, 2)]
+    assert made.take_finished_traces(16.0) == [(7, (1, 2))]
     assert not made.is_idle
-    assert made.take_finished_traces(17.0) == [(9, 1, 8)]
+    assert made.take_finished_traces(17.0) == [(7, (9, 1, 8))]
     assert made.is_idle
 
 
 def test_reads_of_others_and_after_the_window_are_not_recorded():
     made = recorder()
-    one = made.open(0.0)
+    one = made.open(0.0, thread=7)
     read(made, 0, [3, 4, 5], 1.0)
     read(made, one, [1, 2], 1.0)
-    assert made.take_finished_traces(20.0) == [(1, 2)]
+    assert made.take_finished_traces(20.0) == [(7, (1, 2))]
     read(made, one, [6], 21.0)
     assert made.take_finished_traces(100.0) == []
 
 
 def test_probes_and_full_copies_of_the_image_yield_no_trace():
     made = recorder()
-    looks, copies, waits = made.open(0.0), made.open(0.0), made.open(0.0)
+    looks, copies, waits = (made.open(0.0, thread=7) for _ in range(3))
     read(made, looks, [0], 0.0)
     read(made, copies, range(100), 0.0)
     assert made.take_finished_traces(30.0) == []
@@ -59,24 +59,24 @@ def test_probes_and_full_copies_of_the_image_yield_no_trace():
 def test_opener_that_closes_after_a_probe_frees_its_number():
     made = recorder()
     for now_s in range(2 * boot_recorder.OPENERS):
-        looked = made.open(float(now_s))
+        looked = made.open(float(now_s), thread=7)
         read(made, looked, [0], float(now_s))
         made.close(looked)
-    guest = made.open(40.0)
+    guest = made.open(40.0, thread=7)
     read(made, guest, [3, 1], 40.0)
     made.close(guest)
     made.close(guest + 1)
     assert guest
-    assert made.take_finished_traces(1000.0) == [(3, 1)]
+    assert made.take_finished_traces(1000.0) == [(7, (3, 1))]
 
 
 def test_guests_beyond_the_recording_limit_get_no_number():
     made = recorder()
-    numbers = [made.open(0.0) for _ in range(boot_recorder.OPENERS + 2)]
+    numbers = [made.open(0.0, thread=7) for _ in range(boot_recorder.OPENERS + 2)]
     assert numbers[-2:] == [0, 0]
     assert sorted(numbers[:-2]) == list(range(1, boot_recorder.OPENERS + 1))
     made.take_finished_traces(60.0)
-    assert made.open(61.0) == 1
+    assert made.open(61.0, thread=7) == 1
 
 
 @given(
@@ -95,10 +95,10 @@ def test_random_reads_yield_only_valid_boot_traces(events):
     for what, opener, offset, length, later_s in events:
         now_s += later_s
         if what == "open":
-            assert 0 <= made.open(now_s) <= boot_recorder.OPENERS
+            assert 0 <= made.open(now_s, thread=7) <= boot_recorder.OPENERS
         elif what == "read":
             made.record_guest_read(opener, offset, length, now_s)
-        for trace in made.take_finished_traces(now_s) if what == "take" else []:
+        for _, trace in made.take_finished_traces(now_s) if what == "take" else []:
             assert boot_trace.why_invalid(trace, CUT.chunk_count) == ""
             assert 2 <= len(trace) < WINDOW.limit_chunks
     assert made.take_finished_traces(now_s + 61.0) is not None

@@ -12,12 +12,13 @@ CHUNKS = [bytes([n + 1]) * CHUNK for n in range(7)]
 CIDS = [ids.cid_of(data) for data in CHUNKS]
 
 
-def head(last=7 * CHUNK):
-    """Return the head of a boot image with frames of two chunks."""
+def head(last=7 * CHUNK, of_profile=None):
+    """Return the head of a boot image with frames of two chunks, one maybe a profile's."""
     cut = geometry.Geometry(last, CHUNK)
     writer = boot_image.Writer(boot_image.Binding(IMAGE, cut), 1, frame_bytes=2 * CHUNK)
     for chunk_no in (5, 3, 1, 0, 6):
-        writer.add(chunk_no, CHUNKS[chunk_no][: cut.chunk_length(chunk_no)])
+        profile = ids.profile_key_of("db" if chunk_no == of_profile else "")
+        writer.add(chunk_no, CHUNKS[chunk_no][: cut.chunk_length(chunk_no)], profile)
     return boot_image.parse_head(b"".join(writer.iter_parts()), "a boot image")
 
 
@@ -35,6 +36,11 @@ def test_boot_set_bytes_cached_as_frame_and_chunk_count_once():
     assert count(made, {*frames}) == count(made, {*CIDS}) == (5 * CHUNK, 5 * CHUNK)
 
 
+def test_chunks_of_profiles_are_not_part_of_the_boot_set():
+    made = head(of_profile=6)
+    assert count(made, {*CIDS}) == (4 * CHUNK, 4 * CHUNK)
+
+
 def test_cached_bytes_never_exceed_the_boot_set():
     made = head(last=7 * CHUNK - 1000)  # the last chunk is short
     total_bytes = 5 * CHUNK - 1000
@@ -46,5 +52,6 @@ def test_long_boot_images_are_counted_with_pauses():
     frame = made.frames[0]
     frames = tuple(frame._replace(number=n) for n in range(3 * boot_set.FRAMES_IN_A_ROW))
     pauses = []
-    count(made._replace(frames=frames), set(), lambda: pauses.append(None))
+    parts = {ids.NO_PROFILE: range(2 * len(frames))}
+    count(made._replace(frames=frames, parts=parts), set(), lambda: pauses.append(None))
     assert len(pauses) == 3
