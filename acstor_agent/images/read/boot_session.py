@@ -321,15 +321,24 @@ class BootSession:
             return
         loaded: set[ids.ProfileKey] | None = None
         while loaded != self._profiles:  # meanwhile guests of other profiles may begin
+            has_some = bool(self.in_memory)  # a profile's failure costs other guests nothing
             loaded = set(self._profiles)
             frames = list(head.frames_of(loaded))
             raw_bytes = sum(frame.raw_bytes for frame in frames)
             if not self._host.reserve_memory(self._map.image_id, raw_bytes):
                 self._host.counters.refused += 1
                 LOG.warning("%s: no space for %d bytes in memory", self._what, raw_bytes)
+                if has_some:
+                    break
                 self._end(State.REFUSED)
                 return
-            await self._load_all(frames)
+            try:
+                await self._load_all(frames)
+            except UNAVAILABLE as e:
+                if not has_some:
+                    raise
+                LOG.info("%s: not all chunks of a profile are in memory: %s", self._what, e)
+                break
         self._loaded(State.READY)
         self._host.counters.loaded += 1
         LOG.info("%s: revision %d is in memory", self._what, head.header.revision)

@@ -173,6 +173,27 @@ async def test_guest_of_a_profile_that_begins_during_loading_gets_its_frames(hos
     await begin(image, "db", IN_MEMORY + 2)
 
 
+@pytest.mark.expect_log("no space for .* bytes in memory")
+async def test_profile_without_space_in_memory_leaves_the_other_chunks_there(host):
+    host.add_boot_image(DATA, TRACE, of_profiles={"db": range(11, 19)})
+    image = await attached(host)
+    await begin(image, "", IN_MEMORY)
+    used_bytes = host.boots.memory.limit_bytes = host.boots.memory.used_bytes
+    await begin(image, "db", IN_MEMORY)
+    assert host.boots.memory.used_bytes == used_bytes
+    await check(image, *TRACE, *range(11, 19))
+
+
+async def test_profile_whose_frames_fail_leaves_the_other_chunks_in_memory(host):
+    host.add_boot_image(DATA, TRACE, of_profiles={"db": range(11, 19)})
+    image = await attached(host)
+    await begin(image, "", IN_MEMORY)
+    del host.blobs[BOOT_BLOB]
+    await begin(image, "db", IN_MEMORY)
+    await check(image, *TRACE, *range(11, 19))
+    assert read_by(image, "boot") == IN_MEMORY
+
+
 async def test_frames_of_profiles_are_dropped_with_the_others(host):
     host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3)})
     image = await attached(host)
