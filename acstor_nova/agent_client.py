@@ -7,6 +7,7 @@ import stat
 from typing import Any
 from typing import NamedTuple
 
+from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.service import tracing
@@ -59,7 +60,12 @@ class AgentClient:
         asked = control_wire.AttachImage(
             image_id, head_bytes, os_hash.algo, os_hash.value.hex(), *boot
         )
-        answer = self._ask(asked)
+        try:
+            answer = self._ask(asked)
+        except errors.AgentRefused as e:
+            if boot == boot_profile.NO_BOOT or e.kind != errors.RemoteProtocolError.__name__:
+                raise
+            return self.attach_image(image_id, head_bytes, os_hash)  # an older agent
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def detach_image(self, image_id: str) -> None:

@@ -17,17 +17,17 @@ METADATA = "metadata:"
 
 
 class Boot(NamedTuple):
-    """The boot of an instance."""
+    """The boot of an instance that has a profile."""
 
     instance_id: str
-    profile: str  # name of the instance's profile, "" for none
+    profile: str  # its name
 
 
 NO_BOOT = Boot("", "")
 
 
 def boot_of(instance: Any) -> Boot:
-    """Return the boot of an instance.
+    """Return the boot of an instance; NO_BOOT if it has no profile.
 
     >>> import types
     >>> def profile(spec):
@@ -40,10 +40,11 @@ def boot_of(instance: Any) -> Boot:
     if instance is None:
         return NO_BOOT
     try:
-        return Boot(instance.uuid, _profile_of(instance))
+        profile = _profile_of(instance)
     except Exception as e:  # Nova may have to read its database
         LOG.info("instance %s: its boot profile cannot be read: %s", instance.uuid, e)
-        return Boot(instance.uuid, "")
+        return NO_BOOT
+    return Boot(instance.uuid, profile) if profile else NO_BOOT
 
 
 def _profile_of(instance: Any) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images: the chunks that an image reads while it boots, in that order.
 
-The chunks that all boots need come first, then those that boots of some profile need, too.
+The chunks of all boots come first, then what boots of each profile read beside them.
 Header, table, frames: Nguyen 2019, "YOLO", section IV; ``doc/source/format/boot_image.rst``.
 """
 
@@ -24,7 +24,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 MAGIC = b"\x89aboot\r\n"
-VERSION = 2
+VERSION = 3
 COMPRESSION_ZSTD = 1
 MAX_CHUNKS = 1 << 18  # limit of chunks: 16 GiB of 64 KiB chunks
 MAX_FRAME_BYTES = geometry.MAX_CHUNK_BYTES
@@ -66,7 +66,10 @@ class Binding(NamedTuple):
 
 
 class ProfiledTrace(NamedTuple):
-    """Chunk numbers in order of first touch: those of all boots, and more of each profile."""
+    """Chunk numbers in order of first touch: those of all boots, and more of each profile.
+
+    Two profiles may have the same chunk.
+    """
 
     common: tuple[int, ...]
     of_profiles: Mapping[ids.ProfileKey, tuple[int, ...]] = types.MappingProxyType({})
@@ -154,7 +157,8 @@ class Head(NamedTuple):
 class Writer:
     """Creates a boot image from chunks in order of first touch, without zeros and duplicates.
 
-    First add the chunks of all boots, then those of one profile after the other.
+    First add the chunks of all boots, then those of one profile after the other. A profile repeats
+    no chunk of all boots, but maybe one of another profile.
 
     :param key: of the image's scope, if its chunk map has one: frames' CIDs are keyed with it
 
@@ -180,7 +184,8 @@ class Writer:
         self._revision = revision
         self._frame_chunks = max(1, frame_bytes // of.cut.chunk_bytes)
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=False)
-        self._seen: set[ids.Cid] = set()
+        self._common: set[ids.Cid] = set()
+        self._of_profile: set[ids.Cid] = set()  # chunks of the current profile
         self._chunk_nos: list[int] = []
         self._counts: dict[ids.ProfileKey, int] = {ids.NO_PROFILE: 0}
         self._waiting: list[Buffer] = []
@@ -197,7 +202,7 @@ class Writer:
         if not 0 <= chunk_no < cut.chunk_count or len(data) != cut.chunk_length(chunk_no):
             raise ValueError(f"chunk {chunk_no} with {len(data)} bytes is not of this image")
         cid = ids.cid_of(data)
-        if cid in self._seen or not any(data):
+        if cid in self._common or not any(data):
             return
         if len(self._chunk_nos) == MAX_CHUNKS:
             raise ValueError(f"a boot image holds at most {MAX_CHUNKS} chunks")
@@ -205,8 +210,11 @@ class Writer:
             if profile in self._counts or len(self._counts) > MAX_PROFILES:
                 raise ValueError(f"profile {profile.hex()} has ended, or is one too many")
             self._counts[profile] = 0
+            self._of_profile.clear()
+        elif cid in self._of_profile:
+            return
         self._counts[profile] += 1
-        self._seen.add(cid)
+        (self._common if profile == ids.NO_PROFILE else self._of_profile).add(cid)
         self._chunk_nos.append(chunk_no)
         self._waiting.append(data)
         if len(self._waiting) == self._frame_chunks:
@@ -261,14 +269,14 @@ def _parse_header(view: memoryview, what: str) -> Header:
     if not geometry.is_chunk_size(chunk_bytes):
         raise _fault(what, _AT_CHUNK_BYTES, f"chunks of {chunk_bytes} bytes are not allowed")
     cut = geometry.Geometry(size_bytes, chunk_bytes)
-    if chunk_count > min(cut.chunk_count, MAX_CHUNKS):
-        raise _fault(what, _AT_CHUNK_COUNT, f"{chunk_count} chunks are too many")
     if not 0 < frame_chunks * chunk_bytes <= MAX_FRAME_BYTES:
         raise _fault(what, _AT_FRAME_CHUNKS, f"{frame_chunks} chunks a frame are not allowed")
     of = Binding(ids.image_id_from_bytes(image_id), cut, _parse_os_hash(fields[6:9], what))
     revision, profile_count = fields[9:]
     if profile_count > MAX_PROFILES:
         raise _fault(what, _AT_PROFILES, f"{profile_count} profiles are too many")
+    if chunk_count > min(cut.chunk_count * (1 + profile_count), MAX_CHUNKS):
+        raise _fault(what, _AT_CHUNK_COUNT, f"{chunk_count} chunks are too many")
     return Header(of, revision, chunk_count, frame_chunks, profile_count)
 
 
@@ -300,18 +308,21 @@ def parse_head(buffer: Buffer, what: str) -> Head:
         body_bytes = header.head_bytes - file_header.DIGEST_BYTES
         if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes : header.head_bytes]:
             raise _fault(what, body_bytes, "the table's checksum does not match")
-        chunk_nos = _parse_trace(view, header, what)
-        frames = tuple(_parse_frames(view, header, chunk_nos, what))
-        return Head(header, frames, _parse_parts(view[:body_bytes], header, what))
+        parts = _parse_parts(view[:body_bytes], header, what)
+        chunk_nos = _parse_trace(view, header, parts, what)
+        return Head(header, tuple(_parse_frames(view, header, chunk_nos, what)), parts)
 
 
-def _parse_trace(view: memoryview, header: Header, what: str) -> list[int]:
+def _parse_trace(
+    view: memoryview, header: Header, parts: Mapping[ids.ProfileKey, range], what: str
+) -> list[int]:
     stop = HEADER_BYTES + header.chunk_count * _CHUNK_NO.size
     chunk_nos = [chunk_no for (chunk_no,) in _CHUNK_NO.iter_unpack(view[HEADER_BYTES:stop])]
     if chunk_nos and max(chunk_nos) >= header.binding.cut.chunk_count:
         raise _fault(what, HEADER_BYTES, f"the image has no chunk {max(chunk_nos)}")
-    if len(set(chunk_nos)) != len(chunk_nos):
-        raise _fault(what, HEADER_BYTES, "a chunk is in the boot trace twice")
+    for part in parts.values():
+        if len(set(chunk_nos[part.start : part.stop])) != len(part):
+            raise _fault(what, HEADER_BYTES, "a chunk is in the boot trace twice")
     return chunk_nos
 
 

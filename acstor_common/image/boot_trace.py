@@ -2,7 +2,6 @@
 """Boot traces: the chunks that a boot reads, distinct, in order of first touch."""
 
 import collections
-import itertools
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -119,36 +118,47 @@ def merge_profiles(
     limit_chunks: int = boot_image.MAX_CHUNKS,
     least_boots: int = 2,
 ) -> boot_image.ProfiledTrace:
-    """Merge traces of several boots of one image, with the profile of each.
+    """Merge traces of several boots of one image, those of each profile by themselves.
 
-    All boots need what ``share`` of them read, and what boots of two profiles read. A profile has
-    what ``share`` of its boots read beyond that.
+    All boots have the merged trace of boots without a profile; if there are none, what all profiles
+    have. So the boots of one profile change nothing for others.
 
-    :param limit_chunks: of all profiles together
+    :param limit_chunks: for all boots, and the same for all profiles together
     :param least_boots: profiles with fewer boots have no chunks of their own: one may be unusual
 
     >>> db, web = ids.profile_key_of("db"), ids.profile_key_of("web")
-    >>> boots = [(db, [1, 2, 7])] * 2 + [(web, [1, 2, 8, 9]), (web, [1, 2, 8])] + [(b"", [1, 2])]
-    >>> merged = merge_profiles(boots, share=0.6)
+    >>> boots = [(db, [1, 2, 7])] * 8 + [(web, [1, 2, 7, 8])] * 8 + [(ids.NO_PROFILE, [1, 9])]
+    >>> merged = merge_profiles(boots, share=0.5)
     >>> merged.common, merged.of_profiles[db], merged.of_profiles[web]
-    ((1, 2), (7,), (8,))
+    ((1, 9), (2, 7), (2, 7, 8))
     """
-    common = dict.fromkeys(merge([trace for _, trace in boots], share, limit_chunks))
-    of_profiles: dict[ids.ProfileKey, list[int]] = {}
-    for profile in dict.fromkeys(profile for profile, _ in boots):
-        traces = [trace for its, trace in boots if its == profile]
-        if profile != ids.NO_PROFILE and len(traces) >= least_boots:
-            of_profiles[profile] = list(merge(traces, share))
-    profiles_with = collections.Counter(itertools.chain.from_iterable(of_profiles.values()))
-    common |= dict.fromkeys(number for number, profiles in profiles_with.items() if profiles > 1)
-    kept = tuple(common)[:limit_chunks]
-    left, found = limit_chunks - len(kept), {}
-    for profile, chunk_nos in of_profiles.items():
-        own = tuple(number for number in chunk_nos if number not in common)[:left]
+    groups: dict[ids.ProfileKey, list[Sequence[int]]] = {}
+    for profile, trace in boots:
+        groups.setdefault(profile, []).append(trace)
+    without = groups.pop(ids.NO_PROFILE, [])
+    merged = {
+        profile: merge(traces, share, limit_chunks)
+        for profile, traces in groups.items()
+        if len(traces) >= least_boots
+    }
+    if without:
+        common = merge(without, share, limit_chunks)
+    else:
+        common = _in_all(list(merged.values()) or [merge([trace for _, trace in boots], share)])
+    common, left, found = common[:limit_chunks], limit_chunks, {}
+    for profile, chunk_nos in merged.items():
+        its_own = set(chunk_nos) - set(common)
+        own = tuple(chunk_no for chunk_no in chunk_nos if chunk_no in its_own)[:left]
         left -= len(own)
         if own:
             found[profile] = own
-    return boot_image.ProfiledTrace(kept, found)
+    return boot_image.ProfiledTrace(common, found)
+
+
+def _in_all(traces: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    first, *others = traces
+    wanted = set(first).intersection(*others)
+    return tuple(chunk_no for chunk_no in first if chunk_no in wanted)
 
 
 def _mean(numbers: Iterable[float]) -> float:

@@ -43,6 +43,7 @@ LOG = logging.getLogger(__name__)
 
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 CHANGED_SHARE = 0.05  # a boot image is replaced if at least this share of its chunks changes
+NEW_PROFILE_CHUNKS = 16  # or if so many chunks of a new profile come
 LONGEST_S = boot_guest.GuestLimits().longest_s
 LIMIT_BYTES = 256 * geometry.MIB  # limit of the uncompressed chunks; a boot reads some tens of MiB
 TRACES_NEEDED = 2
@@ -78,8 +79,8 @@ class BootImageMaker:
 
     def add_trace(self, trace: trace_message.BootTrace) -> ids.ImageId:
         """Store the trace of one boot; return its image's ID."""
-        count = self._traces.add_trace(trace)
-        LOG.info("image %s: %d boots are recorded", trace.image_id, count)
+        if count := self._traces.add_trace(trace):
+            LOG.info("image %s: %d boots are recorded", trace.image_id, count)
         return ids.parse_image_id(trace.image_id)
 
     def make_boot_image(
@@ -228,7 +229,7 @@ class BootImageMaker:
             return False
         limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
         merged = boot_trace.merge_profiles(fitting, TRACE_SHARE, limit, TRACES_NEEDED)
-        trace = _without_zeros(merged, image_map)
+        trace = _distinct(merged, image_map)
         before = self._head_of(present) if present else None
         is_same = before is not None and not is_worth_rebuilding(trace, before.profiled_trace)
         if not trace.common or (is_same and not artefacts.is_inherited(present)):
@@ -376,30 +377,32 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _without_zeros(
+def _distinct(
     trace: boot_image.ProfiledTrace, image_map: chunk_map.ChunkMap
 ) -> boot_image.ProfiledTrace:
-    parts = {
-        key: tuple(chunk_no for chunk_no in part if not image_map.is_zero(chunk_no))
-        for key, part in trace.parts().items()
-    }
-    return boot_image.ProfiledTrace(parts.pop(ids.NO_PROFILE), parts)
+    """Return the trace without what a boot image omits: zeros and repeated data."""
+    common: dict[ids.Cid, int] = {ids.ZERO_CID: -1}
+    parts: dict[ids.ProfileKey, tuple[int, ...]] = {}
+    for key, chunk_nos in trace.parts().items():
+        seen = common if key == ids.NO_PROFILE else common.copy()
+        for chunk_no in chunk_nos:
+            seen.setdefault(image_map.cid_of(chunk_no), chunk_no)
+        parts[key] = tuple(n for n in chunk_nos if seen[image_map.cid_of(n)] == n)
+    kept = parts.pop(ids.NO_PROFILE)
+    return boot_image.ProfiledTrace(kept, {key: part for key, part in parts.items() if part})
 
 
 def is_worth_rebuilding(new: boot_image.ProfiledTrace, old: boot_image.ProfiledTrace) -> bool:
-    """Return whether two traces, or parts of them, differ enough to replace a boot image.
+    """Return whether two traces differ enough to replace a boot image.
 
-    >>> old = boot_image.ProfiledTrace((1, 2, 3))
-    >>> is_worth_rebuilding(boot_image.ProfiledTrace((3, 2, 1)), old)
+    >>> old = boot_image.ProfiledTrace(tuple(range(100)))
+    >>> is_worth_rebuilding(boot_image.ProfiledTrace(tuple(range(99))), old)
     False
-    >>> is_worth_rebuilding(boot_image.ProfiledTrace((1, 2, 3), {b"db": (4,)}), old)
+    >>> is_worth_rebuilding(boot_image.ProfiledTrace(tuple(range(90))), old)
     True
     """
     ours, theirs = new.parts(), old.parts()
-    return any(
-        _differ(ours.get(key, ()), theirs.get(key, ())) for key in ours.keys() | theirs.keys()
-    )
-
-
-def _differ(new: Sequence[int], old: Sequence[int]) -> bool:
-    return len(set(new) ^ set(old)) > CHANGED_SHARE * max(1, len(old))
+    changed = [len({*ours.get(key, ())} ^ {*theirs.get(key, ())}) for key in ours | theirs]
+    is_profile_new = any(len(ours[key]) >= NEW_PROFILE_CHUNKS for key in ours if key not in theirs)
+    total = sum(map(len, theirs.values()))
+    return is_profile_new or sum(changed) > CHANGED_SHARE * max(1, total)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records boots on this host and sends their traces; a lost trace does no harm."""
 
-import collections
 import logging
 import time
 from collections.abc import Callable
@@ -32,6 +31,8 @@ BOOTS = 4
 failed boots."""
 MAX_REQUESTED = 1024  # images for which operators requested recordings; the oldest is forgotten
 MAX_ANNOUNCED = 1024  # instances whose profile is known; the oldest are forgotten
+ANNOUNCED_S = 600.0  # QEMU opens the image this long after the announcement, at most
+MAX_PROFILES = 64  # profiles of an image whose recorded boots are counted
 
 Send = Callable[[trace_message.BootTrace], None]  # sends a trace; never waits or fails
 InstanceOf = Callable[[int], str]  # the Nova instance of a thread, if known
@@ -55,12 +56,23 @@ class BootRecords(NamedTuple):
 class _Announced(NamedTuple):
     image_id: ids.ImageId
     profile: ids.ProfileKey
+    at_s: float
+
+
+class _SentTraces:
+    def __init__(self) -> None:
+        self.total = 0
+        self.of_profiles = lru_table.LruTable[ids.ProfileKey, int](MAX_PROFILES)
+
+    def add(self, profile: ids.ProfileKey) -> None:
+        self.total += 1
+        self.of_profiles[profile] = self.of_profiles.get(profile, 0) + 1
 
 
 class BootRecording:
     """The recording of boots on this host.
 
-    Nova announces the profile of an instance before its QEMU opens the image.
+    Nova announces an instance that has a profile before its QEMU opens the image.
     """
 
     def __init__(
@@ -75,7 +87,7 @@ class BootRecording:
         self._host, self._limits, self._send, self._clock = host, limits, send, clock
         self._instance_of = instance_of
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
-        self._sent: dict[ids.ImageId, collections.Counter[ids.ProfileKey]] = {}
+        self._sent: dict[ids.ImageId, _SentTraces] = {}
         self._announced = lru_table.LruTable[str, _Announced](MAX_ANNOUNCED)
         self._requested = lru_table.LruTable[ids.ImageId, int](requested_limit)
 
@@ -85,7 +97,7 @@ class BootRecording:
             raise errors.Unusable(
                 "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Increase it"
             )
-        self._requested[image_id] = self._sent_of(image_id).total() + boots
+        self._requested[image_id] = self._sent_of(image_id).total + boots
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image, except for an operator's pending request."""
@@ -95,26 +107,29 @@ class BootRecording:
         self._requested.pop(image_id, None)
         if left:
             self._requested[image_id] = left
+        for instance_id, announced in list(self._announced.items()):
+            if announced.image_id == image_id:
+                del self._announced[instance_id]
 
     def remaining_boots(
         self, image_id: ids.ImageId, profile: ids.ProfileKey = ids.NO_PROFILE
     ) -> int:
         """Return how many boots of an image and a profile are still to be recorded."""
-        by_itself = self._limits.boots - self._sent_of(image_id)[profile]
+        by_itself = self._limits.boots - self._sent_of(image_id).of_profiles.get(profile, 0)
         return max(by_itself, self.requested_boots(image_id))
 
     def requested_boots(self, image_id: ids.ImageId) -> int:
         """Return how many boots that an operator requested are still to be recorded."""
-        return max(0, self._requested.get(image_id, 0) - self._sent_of(image_id).total())
+        return max(0, self._requested.get(image_id, 0) - self._sent_of(image_id).total)
 
-    def _sent_of(self, image_id: ids.ImageId) -> "collections.Counter[ids.ProfileKey]":
-        return self._sent.get(image_id, collections.Counter())
+    def _sent_of(self, image_id: ids.ImageId) -> _SentTraces:
+        return self._sent.get(image_id) or _SentTraces()
 
     def announce_boot(
         self, image_id: ids.ImageId, instance_id: str, profile: ids.ProfileKey
     ) -> None:
         """Note the profile of an instance that is about to boot from an image."""
-        self._announced[instance_id] = _Announced(image_id, profile)
+        self._announced[instance_id] = _Announced(image_id, profile, self._clock.monotonic())
 
     def image_opened(self, image: mirror.Mirror, thread: int) -> int:
         """Record an open; return the opener number, 0 if it is not recorded."""
@@ -131,9 +146,27 @@ class BootRecording:
 
     def _is_wanted(self, image_id: ids.ImageId) -> bool:
         """Return whether some guest that may boot from the image now is to be recorded."""
-        announced = {its.profile for its in self._announced.values() if its.image_id == image_id}
-        profiles = announced or {ids.NO_PROFILE}
+        profiles = {ids.NO_PROFILE, *self._profiles_since(image_id, self._clock.monotonic())}
         return any(self.remaining_boots(image_id, profile) for profile in profiles)
+
+    def _profiles_since(self, image_id: ids.ImageId, opened_s: float) -> set[ids.ProfileKey]:
+        """Return the profiles of guests that may have opened an image then, or later."""
+        return {
+            its.profile
+            for its in self._announced.values()
+            if its.image_id == image_id and its.at_s >= opened_s - ANNOUNCED_S
+        }
+
+    def _profile_of(
+        self, image_id: ids.ImageId, boot: boot_recorder.FinishedTrace
+    ) -> ids.ProfileKey | None:
+        """Return the profile of a boot; None if it is unknown."""
+        announced = self._announced.get(boot.instance_id)
+        if announced is not None and announced.image_id == image_id:
+            if announced.at_s >= boot.opened_s - ANNOUNCED_S:
+                return announced.profile
+        is_known = boot.instance_id or not self._profiles_since(image_id, boot.opened_s)
+        return ids.NO_PROFILE if is_known else None
 
     async def run(self) -> None:
         """Close finished windows and send traces until cancelled."""
@@ -141,6 +174,7 @@ class BootRecording:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):
                 if image.recorder is not None:
+                    image.recorder.find_instances(self._instance_of)
                     for boot in image.recorder.take_finished_traces(self._clock.monotonic()):
                         self._hand_on(image, boot)
                     if image.recorder.is_idle:
@@ -149,12 +183,10 @@ class BootRecording:
 
     def _hand_on(self, image: mirror.Mirror, boot: boot_recorder.FinishedTrace) -> None:
         image_id, cut = image.map.image_id, image.map.geometry
-        announced = self._announced.get(self._instance_of(boot.thread))
-        is_of_image = announced is not None and announced.image_id == image_id
-        profile = announced.profile if announced and is_of_image else ids.NO_PROFILE
-        if not self.remaining_boots(image_id, profile):
+        profile = self._profile_of(image_id, boot)
+        if profile is None or not self.remaining_boots(image_id, profile):
             return
-        self._sent.setdefault(image_id, collections.Counter())[profile] += 1
+        self._sent.setdefault(image_id, _SentTraces()).add(profile)
         LOG.info("image %s: recorded a boot of %d chunks", image_id, len(boot.trace))
         self._send(
             trace_message.BootTrace(

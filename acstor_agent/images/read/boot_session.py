@@ -159,7 +159,9 @@ class BootSession:
         self.state = State.UNKNOWN
         self.begun_s = -math.inf
         self.loading = load_record.LoadRecord(-math.inf)
-        self._profiles: set[ids.ProfileKey] = set()
+        self._profiles: set[ids.ProfileKey] = set()  # of guests that began to boot
+        self._loaded: frozenset[ids.ProfileKey] = frozenset()  # whose frames are in memory
+        self._reserved: frozenset[int] = frozenset()  # numbers of frames that have memory
         self._map = image_map
         self._host = host
         self._what = f"boot image of image {image_map.image_id}"
@@ -190,12 +192,12 @@ class BootSession:
         self.begun_s = host.clock()
         host.memory.note_boot(self._map.image_id, self.begun_s)
         if self.state is State.LOADING:
-            self._profiles.add(profile)
+            self._profiles |= {profile} - {ids.NO_PROFILE}
             return
         is_enough = self.state is State.READY and not self._needs_more(profile)
         if is_enough or host.clock() < self._look_again_s or not host.memory.limit_bytes:
             return
-        self._profiles.add(profile)
+        self._profiles |= {profile} - {ids.NO_PROFILE}
         self.state = State.LOADING
         self.loading = load_record.LoadRecord(self.begun_s)
         self._is_head_known = trio.Event()
@@ -205,9 +207,9 @@ class BootSession:
             host.nursery.start_soon(self._load, self._scope)
 
     def _needs_more(self, profile: ids.ProfileKey) -> bool:
-        return (
-            self.head is not None and profile in self.head.parts and profile not in self._profiles
-        )
+        """Return whether a boot image in memory has more for a profile."""
+        is_there = self.head is not None and profile in self.head.parts
+        return is_there and profile not in {ids.NO_PROFILE, *self._loaded}
 
     def covers_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in memory, or in a frame that is loading."""
@@ -264,13 +266,14 @@ class BootSession:
         boot_head.unlink(self._head.path)
 
     def _end(self, state: State) -> None:
-        self._loaded(state)
+        self._loading_ended(state)
         self.in_memory = {}
         self._profiles.clear()
+        self._loaded, self._reserved = frozenset(), frozenset()
         self._is_head_known.set()
         self._host.memory.release_bytes(self._map.image_id)
 
-    def _loaded(self, state: State) -> None:
+    def _loading_ended(self, state: State) -> None:
         self.state = state
         now_s = self._host.clock()
         self.loading.head_s = self.loading.head_s or now_s
@@ -315,31 +318,36 @@ class BootSession:
         self._is_head_known.set()
 
     async def _load_frames(self) -> None:
-        head = self.head
-        await trio.lowlevel.checkpoint_if_cancelled()  # a thread may have outlasted the image
+        head, wanted = self.head, self._loaded
         if head is None:
             return
-        loaded: set[ids.ProfileKey] | None = None
-        while loaded != self._profiles:  # meanwhile guests of other profiles may begin
-            has_some = bool(self.in_memory)  # a profile's failure costs other guests nothing
-            loaded = set(self._profiles)
-            frames = list(head.frames_of(loaded))
+        while True:
+            await trio.lowlevel.checkpoint_if_cancelled()  # a thread may outlast the image
+            frames = list(head.frames_of(wanted))
             raw_bytes = sum(frame.raw_bytes for frame in frames)
             if not self._host.reserve_memory(self._map.image_id, raw_bytes):
                 self._host.counters.refused += 1
                 LOG.warning("%s: no space for %d bytes in memory", self._what, raw_bytes)
-                if has_some:
-                    break
-                self._end(State.REFUSED)
-                return
+                if not self._reserved:
+                    self._end(State.REFUSED)
+                    return
+                break
+            self._reserved = frozenset(frame.number for frame in frames)
             try:
                 await self._load_all(frames)
             except UNAVAILABLE as e:
-                if not has_some:
+                if not wanted:
                     raise
                 LOG.info("%s: not all chunks of a profile are in memory: %s", self._what, e)
                 break
-        self._loaded(State.READY)
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._loaded = wanted
+            more = self._profiles & head.parts.keys()  # guests of others may begin meanwhile
+            if more <= wanted:
+                break
+            wanted |= more
+        self._profiles.intersection_update(self._loaded)
+        self._loading_ended(State.READY)
         self._host.counters.loaded += 1
         LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
 
@@ -391,7 +399,7 @@ class BootSession:
         )
         if self._host.cache.keep_for_boot(frame.cid):
             self._host.counters.prefetched_used_bytes += frame.stored_bytes
-        if self.state in (State.LOADING, State.READY):
+        if frame.number in self._reserved:
             self.in_memory.update(found)
         else:
             for cid, data in found.items():

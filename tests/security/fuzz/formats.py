@@ -131,8 +131,10 @@ def _fix_boot(data: bytearray) -> None:
 def _check_boot(taken: boot_image.Head, data: bytes) -> None:
     cut = taken.header.binding.cut
     trace = list(taken.trace)
-    assert len(set(trace)) == len(trace) and all(0 <= n < cut.chunk_count for n in trace)
-    assert [n for part in taken.profiled_trace.parts().values() for n in part] == trace
+    assert all(0 <= n < cut.chunk_count for n in trace)
+    parts = taken.profiled_trace.parts().values()
+    assert [n for part in parts for n in part] == trace
+    assert all(len(set(part)) == len(part) for part in parts)
     assert list(taken.frames_of(taken.parts)) == list(taken.frames)
     assert taken.raw_bytes == sum(map(cut.chunk_length, trace))
     assert taken.size_bytes == len(data)

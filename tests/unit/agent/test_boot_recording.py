@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recording of boots, and delivery of traces without disturbing reads."""
 
-import collections
+import types
 
 import msgspec
 import pytest
@@ -58,28 +58,61 @@ async def test_boots_are_recorded_and_sent_and_the_recorder_is_removed(host, aut
     assert msgspec.json.decode(encoded, type=trace_message.BootTrace) == sent[0]
 
 
-async def test_boots_of_each_profile_are_recorded(host, autojump_clock):
-    sent, instances = [], {1: "a", 2: "b", 3: "c"}
+@pytest.fixture
+async def profiled(host, autojump_clock, nursery):
+    """Yield a running recording; ``instances`` has those of threads, ``sent`` its traces."""
+    instances, sent = {}, []
     recording = boot_recording.BootRecording(
         *("h1", LIMITS, sent.append, manual_clock.FunctionClock(lambda: host.now_s)),
         instance_of=lambda thread: instances.get(thread, ""),
     )
-    db, web = ids.profile_key_of("db"), ids.profile_key_of("web")
+    nursery.start_soon(recording.run)
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(recording.run)
-        for _ in range(LIMITS.boots + 1):
-            recording.announce_boot(one_host.IMAGE, "a", db)
-            recording.announce_boot(one_host.IMAGE, "b", web)
-            recording.announce_boot(one_host.OTHER, "c", web)
-            for thread in (1, 2, 3, 4):
-                boot(host, image, recording, thread)
-            host.now_s += LIMITS.idle_s
-            await trio.sleep(3.0)
-        assert recording.image_opened(image, thread=1) == 0
-        nursery.cancel_scope.cancel()
-    recorded = collections.Counter(trace.profile_key for trace in sent)
-    assert recorded == {db: LIMITS.boots, web: LIMITS.boots, ids.NO_PROFILE: LIMITS.boots}
+    return types.SimpleNamespace(
+        image=image, recording=recording, instances=instances, sent=sent, host=host
+    )
+
+
+DB, WEB = ids.profile_key_of("db"), ids.profile_key_of("web")
+
+
+async def record(profiled, *threads, closes_early=False):
+    """Let threads boot at a time; return the profiles of the recorded boots."""
+    before = len(profiled.sent)
+    for thread in threads:
+        boot(profiled.host, profiled.image, profiled.recording, thread)
+    await trio.sleep(1.5)
+    if closes_early:
+        profiled.instances.clear()
+    profiled.host.now_s += LIMITS.idle_s
+    await trio.sleep(3.0)
+    return [trace.profile_key for trace in profiled.sent[before:]]
+
+
+async def test_boots_of_each_profile_are_recorded(profiled):
+    profiled.instances |= {1: "a", 2: "b", 3: "c", 4: "d"}
+    profiled.recording.announce_boot(one_host.IMAGE, "a", DB)
+    profiled.recording.announce_boot(one_host.IMAGE, "b", WEB)
+    profiled.recording.announce_boot(one_host.OTHER, "c", WEB)
+    expected = [DB, WEB, ids.NO_PROFILE]
+    assert await record(profiled, 1, 2, 3) == expected
+    assert await record(profiled, 1, 2, 4, closes_early=True) == expected
+    assert await record(profiled, 1, 2, 4) == []
+    assert profiled.recording.image_opened(profiled.image, thread=1) == 0
+
+
+async def test_boot_of_an_unknown_instance_is_not_recorded_if_it_may_have_a_profile(profiled):
+    profiled.recording.announce_boot(one_host.IMAGE, "a", DB)
+    assert await record(profiled, 1) == []
+    profiled.host.now_s += boot_recording.ANNOUNCED_S
+    assert await record(profiled, 1) == [ids.NO_PROFILE]
+
+
+async def test_former_profile_of_an_instance_is_not_used(profiled):
+    profiled.instances[1] = "a"
+    profiled.recording.announce_boot(one_host.IMAGE, "a", DB)
+    profiled.host.now_s += boot_recording.ANNOUNCED_S + 1.0
+    assert await record(profiled, 1) == [ids.NO_PROFILE]
 
 
 async def test_recording_can_be_disabled(host):

@@ -15,6 +15,7 @@ from acstor_agent.engine_io import exchange
 from acstor_agent.images.read import boot_session
 from acstor_agent.sources import base
 from acstor_common import errors
+from acstor_common.formats import boot_frames
 from acstor_common.formats import boot_image
 from acstor_common.model import ids
 from tests.fakes import announced
@@ -146,61 +147,110 @@ async def test_second_boot_loads_the_boot_image_from_the_cache(host, tmp_path):
     assert read_by(image, "boot") == IN_MEMORY
 
 
-async def begin(image, profile, chunks_in_memory):
+async def begin(host, image, profile, chunks_in_memory):
     image.boots.begin_boot(ids.profile_key_of(profile))
-    await until(lambda: len(image.boots.in_memory) == chunks_in_memory)
     await until(lambda: image.boots.state is boot_session.State.READY)
+    assert len(image.boots.in_memory) == chunks_in_memory
+    held_bytes = sum(data.nbytes for data in image.boots.in_memory.values())
+    assert held_bytes <= host.boots.memory.used_bytes
 
 
-async def test_frames_of_a_profile_are_loaded_only_for_its_guests(host):
-    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3, 4), "web": (6, 8)})
-    image = await attached(host)
-    await begin(image, "unknown", IN_MEMORY)
+PROFILES = {"db": (1, 3, 4, 11), "web": (6, 8)}
+
+
+@pytest.fixture
+async def profiled(host):
+    host.add_boot_image(DATA, TRACE, of_profiles=PROFILES)
+    return await attached(host)
+
+
+async def test_frames_of_a_profile_are_loaded_only_for_its_guests(host, profiled):
+    await begin(host, profiled, "unknown", IN_MEMORY)
     assert host.boots.memory.used_bytes == 5 * CHUNK + 777
-    await begin(image, "db", IN_MEMORY + 4)  # one of "web" is in a frame with one of "db"
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    fetched_bytes, loaded = host.chunks.counters.source_bytes, host.boots.counters.loaded
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    await begin(host, profiled, "", IN_MEMORY + 4)
+    assert (host.chunks.counters.source_bytes, host.boots.counters.loaded) == (
+        fetched_bytes,
+        loaded,
+    )
+    await begin(host, profiled, "web", IN_MEMORY + 6)
+    await check(profiled, *TRACE, 1, 3, 4, 11, 6, 8)
+    assert read_by(profiled, "boot") == IN_MEMORY + 6
+
+
+async def test_reads_of_another_profile_take_no_memory(host, profiled):
+    await begin(host, profiled, "web", IN_MEMORY + 2)
+    profiled.boots.drop()
+    await begin(host, profiled, "db", IN_MEMORY + 4)
     fetched_bytes = host.chunks.counters.source_bytes
-    await begin(image, "db", IN_MEMORY + 4)
-    assert host.chunks.counters.source_bytes == fetched_bytes
-    await begin(image, "web", IN_MEMORY + 5)
-    await check(image, *TRACE, 1, 3, 4, 6, 8)
-    assert read_by(image, "boot") == IN_MEMORY + 5
+    await check(profiled, 6, 8)
+    assert host.chunks.counters.source_bytes == fetched_bytes  # their frame is in the cache
+    await begin(host, profiled, "db", IN_MEMORY + 4)
 
 
-async def test_guest_of_a_profile_that_begins_during_loading_gets_its_frames(host):
-    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3)})
-    image = await attached(host)
-    image.boots.begin_boot()
-    await begin(image, "db", IN_MEMORY + 2)
+async def test_guest_of_a_profile_that_begins_during_loading_gets_its_frames(host, profiled):
+    profiled.boots.begin_boot()
+    await begin(host, profiled, "db", IN_MEMORY + 4)
 
 
 @pytest.mark.expect_log("no space for .* bytes in memory")
-async def test_profile_without_space_in_memory_leaves_the_other_chunks_there(host):
-    host.add_boot_image(DATA, TRACE, of_profiles={"db": range(11, 19)})
-    image = await attached(host)
-    await begin(image, "", IN_MEMORY)
-    used_bytes = host.boots.memory.limit_bytes = host.boots.memory.used_bytes
-    await begin(image, "db", IN_MEMORY)
-    assert host.boots.memory.used_bytes == used_bytes
-    await check(image, *TRACE, *range(11, 19))
+@pytest.mark.parametrize("first", ["", "db"])
+async def test_profile_without_space_in_memory_leaves_the_other_chunks_there(host, profiled, first):
+    host.boots.memory.limit_bytes = 5 * CHUNK + 777
+    await begin(host, profiled, first, IN_MEMORY)
+    await begin(host, profiled, "db", IN_MEMORY)
+    await check(profiled, *TRACE)
+    host.boots.memory.limit_bytes *= 2
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    await check(profiled, *PROFILES["db"])
 
 
-async def test_profile_whose_frames_fail_leaves_the_other_chunks_in_memory(host):
-    host.add_boot_image(DATA, TRACE, of_profiles={"db": range(11, 19)})
-    image = await attached(host)
-    await begin(image, "", IN_MEMORY)
-    del host.blobs[BOOT_BLOB]
-    await begin(image, "db", IN_MEMORY)
-    await check(image, *TRACE, *range(11, 19))
-    assert read_by(image, "boot") == IN_MEMORY
+@pytest.mark.parametrize("first", ["", "db"])
+async def test_profile_whose_frames_fail_leaves_the_other_chunks_in_memory(host, profiled, first):
+    raw = host.blobs[BOOT_BLOB]
+    profile_bytes = sum(
+        frame.stored_bytes for frame in boot_image.parse_head(raw, "it").frames[-3:]
+    )
+    host.blobs[BOOT_BLOB] = raw[:-profile_bytes]
+    await begin(host, profiled, first, IN_MEMORY)
+    await begin(host, profiled, "db", IN_MEMORY)
+    await check(profiled, *TRACE)
+    host.blobs[BOOT_BLOB] = raw
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    await check(profiled, *PROFILES["db"])
 
 
-async def test_frames_of_profiles_are_dropped_with_the_others(host):
-    host.add_boot_image(DATA, TRACE, of_profiles={"db": (1, 3)})
-    image = await attached(host)
-    await begin(image, "db", IN_MEMORY + 2)
-    image.boots.drop()
+async def test_frames_of_profiles_are_dropped_with_the_others(host, profiled):
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    profiled.boots.drop()
     assert host.boots.memory.used_bytes == 0
-    await begin(image, "", IN_MEMORY)
+    await begin(host, profiled, "", IN_MEMORY)
+
+
+async def test_image_dropped_while_its_last_frame_is_unpacked_takes_no_memory(
+    host, profiled, monkeypatch
+):
+    begun, is_dropped = threading.Event(), threading.Event()
+    unpack = boot_frames.unpack_checked
+
+    def unpack_slowly(image_map, frame, *more):
+        if set(frame.chunk_nos) & set(PROFILES["db"]):
+            begun.set()
+            assert is_dropped.wait(30)
+        return unpack(image_map, frame, *more)
+
+    monkeypatch.setattr(boot_frames, "unpack_checked", unpack_slowly)
+    profiled.boots.begin_boot(ids.profile_key_of("db"))
+    await until(begun.is_set)
+    await until(lambda: len(profiled.boots.in_memory) >= IN_MEMORY)
+    profiled.boots.drop()
+    is_dropped.set()
+    for _ in range(50):
+        await trio.sleep(0.01)
+        assert (host.boots.memory.used_bytes, profiled.boots.in_memory) == (0, {})
+    assert profiled.boots.state is boot_session.State.DROPPED
 
 
 async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):

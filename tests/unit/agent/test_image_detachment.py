@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction of unused images: when it happens, what it removes and what it keeps."""
 
-import collections
 import time
 
 import pytest
@@ -329,12 +328,15 @@ async def test_boot_recordings_are_forgotten_but_operator_requests_stay(used):
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
     image = await used.host.mirrors.attach_image(IMAGE)
     assert recording.image_opened(image, 7)
-    recording._sent[IMAGE] = collections.Counter({ids.ProfileKey(b""): 2})
-    recording.record_more(OTHER, 3)
-    recording._sent[OTHER] = collections.Counter({ids.ProfileKey(b""): 1})
+    for image_id, boots in ((IMAGE, 2), (OTHER, 1)):
+        recording._sent[image_id] = boot_recording._SentTraces()
+        for _ in range(boots):
+            recording._sent[image_id].add(ids.NO_PROFILE)
+        recording.announce_boot(image_id, f"server of {image_id}", ids.profile_key_of("db"))
+    recording.record_more(OTHER, 2)
     for image_id in (IMAGE, OTHER):
         recording.forget_image(image_id)
-    assert (recording._open, recording._sent) == ({}, {})
+    assert (recording._open, recording._sent, recording._announced) == ({}, {}, {})
     assert (recording.remaining_boots(IMAGE), recording.remaining_boots(OTHER)) == (2, 2)
 
 

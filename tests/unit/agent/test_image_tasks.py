@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image tasks of a host: their queue, their progress and the reported results."""
 
-import collections
-
 import msgspec
 import pytest
 import trio
@@ -334,10 +332,11 @@ async def test_boots_are_recorded_as_often_as_requested(host):
     host.tasks.queue_task(task(3, Kind.RECORD_BOOTS, boots=2))
     assert host.recording.remaining_boots(one_host.IMAGE) == 2
     assert (await host.reported()).done == 0
-    host.recording._sent[one_host.IMAGE] = collections.Counter({b"": 1})
+    sent = host.recording._sent[one_host.IMAGE] = boot_recording._SentTraces()
+    sent.add(b"")
     reported = await host.reported()
     assert (reported.state, reported.done, reported.total) == (State.RUNNING, 1, 2)
-    host.recording._sent[one_host.IMAGE] = collections.Counter({b"": 1, b"db": 1})
+    sent.add(b"db")
     reported = await host.reported()
     assert (reported.state, reported.done) == (State.DONE, 2)
 

@@ -22,7 +22,7 @@ from acstor_common.model import ids
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "boot_image-v2.acboot"
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "boot_image-v3.acboot"
 CHUNK = 16 * geometry.KIB
 CUT = geometry.Geometry(size_bytes=6 * CHUNK + 100, chunk_bytes=CHUNK)
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
@@ -119,6 +119,14 @@ def test_frames_of_profiles_are_added_to_those_of_all_boots() -> None:
     assert numbers == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1]]
 
 
+def test_two_profiles_can_have_the_same_chunk() -> None:
+    raw = build_with_profiles((DB, (3, 6, 3)), (WEB, (6,)))
+    head = boot_frames.check_boot_image([raw], "it")
+    assert head.profiled_trace == ((5, 0, 1), {DB: (3, 6), WEB: (6,)})
+    at = AT_TRACE + 4 * 4
+    assert "a chunk is in the boot trace twice" in refusal(forge(raw, at, "I", 3)).why
+
+
 def test_profile_that_has_ended_and_a_ninth_one_are_refused() -> None:
     cut = geometry.Geometry(20 * CHUNK, CHUNK)
     writer = boot_image.Writer(boot_image.Binding(IMAGE_ID, cut), revision=1)
@@ -166,10 +174,11 @@ def test_empty_boot_image_is_legal() -> None:
     assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
 
 
-def test_golden_file_of_version_2_is_read() -> None:
+def test_golden_file_of_version_3_is_read() -> None:
     raw = GOLDEN.read_bytes()
     head = boot_frames.check_boot_image([raw], "golden")
-    assert head.header == boot_image.Header(OF, 7, chunk_count=4, frame_chunks=2, profile_count=0)
+    assert head.header == boot_image.Header(OF, 7, chunk_count=4, frame_chunks=2, profile_count=1)
+    assert head.profiled_trace == ((5, 0, 1), {ids.profile_key_of("database"): (3,)})
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
     first, second = head.frames
     assert first.stored_bytes < first.raw_bytes and second.stored_bytes == second.raw_bytes
@@ -247,7 +256,7 @@ def test_boot_image_round_trips(chunk_nos: list[int], frame_chunks: int, size_by
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "offset", "why"),
     [
-        (8, "H", 1, 8, "format version 1 is not known"),
+        (8, "H", 2, 8, "format version 2 is not known"),
         (10, "H", 2, 10, "compression 2 is not known"),
         (12, "I", 65537, 12, "chunks of 65537 bytes are not allowed"),
         (24, "I", 8, 24, "8 chunks are too many"),

@@ -100,27 +100,46 @@ BOOTS = st.lists(
 
 
 @given(BOOTS, st.floats(0.1, 1), st.integers(1, 10))
-def test_merged_profiles_have_each_chunk_once_and_stay_within_the_limit(boots, share, limit):
+def test_profiles_repeat_no_common_chunk_and_stay_within_the_limit(boots, share, limit):
     merged = boot_trace.merge_profiles(boots, share, limit)
-    chunk_nos = [chunk_no for part in merged.parts().values() for chunk_no in part]
-    assert len(set(chunk_nos)) == len(chunk_nos) <= limit
-    assert all(merged.of_profiles.values())
+    assert len(merged.common) <= limit
+    assert sum(map(len, merged.of_profiles.values())) <= limit
+    for part in merged.of_profiles.values():
+        assert part and len({*merged.common, *part}) == len(merged.common) + len(part)
 
 
 @given(BOOTS, st.floats(0.1, 1))
-def test_boots_of_a_profile_find_what_their_merged_trace_has(boots, share):
+def test_each_group_finds_its_own_merged_trace(boots, share):
     merged = boot_trace.merge_profiles(boots, share)
-    for profile in (DB, WEB):
+    for profile, least in ((ids.NO_PROFILE, 1), (DB, 2), (WEB, 2)):
         traces = [trace for its, trace in boots if its == profile]
-        if len(traces) >= 2:
+        if len(traces) >= least:
             wanted = set(boot_trace.merge(traces, share))
             assert wanted <= {*merged.common, *merged.of_profiles.get(profile, ())}
 
 
-def test_one_boot_of_a_profile_gives_it_no_chunks():
-    boots = [(ids.NO_PROFILE, (1, 2))] * 4
-    assert boot_trace.merge_profiles([*boots, (DB, (1, 9))], 0.5) == ((1, 2), {})
-    assert boot_trace.merge_profiles([*boots, *[(DB, (1, 9))] * 2], 0.5) == ((1, 2), {DB: (9,)})
+@given(BOOTS, st.floats(0.1, 1))
+def test_boots_of_profiles_change_nothing_for_others(boots, share):
+    without = [(profile, trace) for profile, trace in boots if profile != DB]
+    merged = boot_trace.merge_profiles(boots, share)
+    if any(profile == ids.NO_PROFILE for profile, _ in boots):
+        others = boot_trace.merge_profiles(without, share)
+        assert merged.common == others.common
+        assert merged.of_profiles.get(WEB) == others.of_profiles.get(WEB)
+
+
+def test_chunks_of_a_profile_are_its_own_however_often_it_boots():
+    others, db = [(ids.NO_PROFILE, (1, 2))], [(DB, (1, 9))]
+    for times in (2, 8):
+        assert boot_trace.merge_profiles([*others * 8, *db * times], 0.5) == ((1, 2), {DB: (9,)})
+        assert boot_trace.merge_profiles([*others * 2, *db * times], 0.5) == ((1, 2), {DB: (9,)})
+    assert boot_trace.merge_profiles([*others * 8, *db], 0.5) == ((1, 2), {})
+
+
+def test_all_boots_have_what_all_profiles_have_if_none_is_without():
+    web = [(WEB, (1, 8))] * 2
+    assert boot_trace.merge_profiles([(DB, (1, 9))] * 8 + web, 0.5) == ((1,), {DB: (9,), WEB: (8,)})
+    assert boot_trace.merge_profiles([(DB, (1, 9))], 0.5) == ((1, 9), {})
 
 
 def test_boots_without_profiles_merge_as_before():

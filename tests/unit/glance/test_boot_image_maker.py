@@ -25,7 +25,9 @@ from tests.fakes import glance_records
 from tests.fakes import qcow2_bombs
 
 CHUNK = 64 * geometry.KIB
-DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
+EQUAL_TO_3 = 19
+DATA = random.Random(1).randbytes(EQUAL_TO_3 * CHUNK)
+DATA += DATA[3 * CHUNK : 4 * CHUNK] + bytes(4 * CHUNK)
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(DATA).digest())
 RECORDED = build_modes.BuildModes(builds=False, records=True)
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -123,17 +125,42 @@ def boot(
     )
 
 
-def test_boot_image_has_the_chunks_of_profiles_apart(glance, made):
-    for host in ("h1", "h2"):
-        made.add_trace(boot(5, 3, 9, host=host))
+def published_trace(glance):
+    return boot_image.parse_head(glance.bytes[BOOT_IMAGE_ID], "what was published").profiled_trace
+
+
+def test_boot_image_has_the_chunks_of_profiles_apart(glance, made, monkeypatch):
+    monkeypatch.setattr(boot_image_maker, "NEW_PROFILE_CHUNKS", 1)
+    for host in ("h1", "h2", "h3", "h4"):
         made.add_trace(boot(5, 3, host=host))
+        made.add_trace(boot(5, 3, 9, host=host, profile="db"))
+        made.add_trace(boot(5, 3, 9, host=host, profile="db"))
     assert made.make_boot_image(IMAGE_ID)
-    for host in ("h1", "h2"):
-        made.add_trace(boot(5, 3, 7, 21, host=host, profile="db"))  # chunk 21 is zeros
-    assert made.make_boot_image(IMAGE_ID)
+    assert published_trace(glance) == ((5, 3), {ids.profile_key_of("db"): (9,)})
     assert not made.make_boot_image(IMAGE_ID)  # unchanged
-    head = boot_image.parse_head(glance.bytes[BOOT_IMAGE_ID], "what was published")
-    assert head.profiled_trace == ((5, 3), {ids.profile_key_of("db"): (7,)})
+    for host in ("h1", "h2"):
+        made.add_trace(boot(5, 9, 7, 21, host=host, profile="web"))  # chunk 21 is zeros
+    assert made.make_boot_image(IMAGE_ID)
+    of_profiles = {ids.profile_key_of("db"): (9,), ids.profile_key_of("web"): (9, 7)}
+    assert published_trace(glance) == ((5, 3), of_profiles)
+    assert not made.make_boot_image(IMAGE_ID)
+
+
+def test_repeated_data_does_not_make_the_boot_image_anew(glance, made):
+    for host in ("h1", "h2"):
+        made.add_trace(boot(5, 3, EQUAL_TO_3, host=host))
+        made.add_trace(boot(5, EQUAL_TO_3, 9, host=host, profile="db"))
+    assert made.make_boot_image(IMAGE_ID)
+    assert published_trace(glance) == ((5, 3), {ids.profile_key_of("db"): (9,)})
+    assert not made.make_boot_image(IMAGE_ID)
+
+
+def test_few_chunks_of_a_new_profile_do_not_make_a_large_boot_image_anew():
+    old = boot_image.ProfiledTrace(tuple(range(1000)))
+    few, many = (tuple(range(2000, 2000 + count)) for count in (15, 16))
+    for chunk_nos, is_worth in ((few, False), (many, True)):
+        new = boot_image.ProfiledTrace(old.common, {ids.profile_key_of("db"): chunk_nos})
+        assert boot_image_maker.is_worth_rebuilding(new, old) is is_worth
 
 
 def test_one_recorded_boot_gives_a_first_boot_image_and_two_a_better_one(glance, made):

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A flood of traces takes bounded space in the store."""
 
+import time
 import uuid
 
 from acstor_common.model import ids
 from acstor_common.wire import trace_message
 from acstor_glance.boot import trace_store
+from tests.fakes import manual_clock
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 65536
@@ -17,6 +19,7 @@ def message(
     image_id: str = IMAGE_ID,
     chunks: int = 1000,
     profile: str = "",
+    recorded_s: float = 0.0,
 ):
     return trace_message.BootTrace(
         host=host,
@@ -25,6 +28,7 @@ def message(
         chunk_bytes=CHUNK,
         trace=(number, number + 1),
         profile=ids.profile_key_of(profile).hex(),
+        recorded_s=recorded_s,
     )
 
 
@@ -87,11 +91,47 @@ def test_traces_of_each_profile_have_their_own_limits(tmp_path):
     assert firsts(store) == [0, *newest]
 
 
-def test_least_recently_recorded_profiles_are_dropped(tmp_path):
-    store = trace_store.TraceStore(tmp_path)
+def profiles(store):
+    found = dict.fromkeys(trace.profile for trace in store.list_traces(IMAGE_ID))
+    return [NAMES[key] for key in found]
+
+
+NAMES = {ids.profile_key_of(name).hex(): name for name in ("", "a", "b", "c", "d", "e", "f")}
+
+
+def full_store(tmp_path, now_s=1e9):
+    """Return a store with two traces of each of four profiles."""
+    store = trace_store.TraceStore(tmp_path, clock=manual_clock.FunctionClock(lambda: now_s))
     store.add_trace(message(0))
-    for number in (1, 2, 3, 4, 1, 5, 6):
-        store.add_trace(message(10 * number + len(firsts(store)), profile=str(number)))
-    kept = [trace.profile for trace in store.list_traces(IMAGE_ID)]
-    expected = ["", *(ids.profile_key_of(name).hex() for name in ("1", "4", "1", "5", "6"))]
-    assert kept == expected
+    for number, name in enumerate("aabbccdd"):
+        assert store.add_trace(message(number, profile=name, recorded_s=1e9))
+    return store
+
+
+def test_new_profiles_displace_none_of_the_first_four(tmp_path):
+    store = full_store(tmp_path)
+    before = store.list_traces(IMAGE_ID)
+    for number in range(10):
+        assert store.add_trace(message(number, f"h{number}", profile="e")) == 0
+    assert store.list_traces(IMAGE_ID) == before
+    store.add_trace(message(9, profile="d"))
+    assert profiles(store) == ["", "a", "b", "c", "d"]
+
+
+def test_profile_with_a_single_trace_gives_way(tmp_path):
+    store = trace_store.TraceStore(tmp_path)
+    for number, name in enumerate("aabccdd"):
+        store.add_trace(message(number, profile=name, recorded_s=time.time()))
+    assert store.add_trace(message(9, profile="e", recorded_s=time.time()))
+    assert profiles(store) == ["a", "c", "d", "e"]
+
+
+def test_profile_without_a_boot_for_a_week_gives_way(tmp_path):
+    week_s = trace_store.UNUSED_S
+    full_store(tmp_path)
+    store = full_store(tmp_path, now_s=1e9 + week_s - 1)
+    assert not store.add_trace(message(9, profile="e", recorded_s=1e9 + week_s - 1))
+    store = full_store(tmp_path, now_s=1e9 + week_s + 1)
+    store.add_trace(message(8, profile="a", recorded_s=1e9 + week_s))
+    assert store.add_trace(message(9, profile="e", recorded_s=1e9 + week_s + 1))
+    assert profiles(store) == ["", "a", "c", "d", "e"]

@@ -83,9 +83,25 @@ def test_start_tells_the_agent_the_profile_of_the_flavor(nova, agent):
     assert agent.asked[-1].profile == "metadata:role=web"
 
 
-def test_instance_whose_flavor_nova_cannot_read_starts_without_a_profile(nova, agent):
-    nova.spawn().libvirt_info("none")  # it has none
-    assert (agent.asked[-1].instance_id, agent.asked[-1].profile) == (INSTANCE, "")
+def test_instance_without_a_profile_starts_as_before(nova, agent):
+    made = nova.spawn()
+    for flavor in (None, types.SimpleNamespace(extra_specs={}), "of an unknown kind"):
+        made._instance.flavor = flavor
+        made.libvirt_info("none")
+        assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
+
+
+def test_older_agent_is_asked_again_without_the_profile(nova, agent):
+    refuse = scripted_agent.failed("RemoteProtocolError", "unknown field instance_id")
+    made = nova.spawn()
+    specs = {"acstor:boot_profile": "db"}
+    made._instance.flavor = types.SimpleNamespace(extra_specs=specs)
+    attach = nova.answers[control_wire.AttachImage]
+    nova.answers[control_wire.AttachImage] = lambda asked: (
+        refuse(asked) if asked.profile else attach(asked)
+    )
+    made.libvirt_info("none")
+    assert [one.profile for one in agent.asked[-2:]] == ["db", ""]
 
 
 @pytest.mark.parametrize("is_in_glance", [True, False])

@@ -28,9 +28,9 @@ def test_two_guests_are_recorded_separately():
     read(made, one, [1, 2], 6.0)
     read(made, two, [9, 1, 8], 7.0)
     assert one != two
-    assert made.take_finished_traces(16.0) == [(7, (1, 2))]
+    assert [boot.trace for boot in made.take_finished_traces(16.0)] == [(1, 2)]
     assert not made.is_idle
-    assert made.take_finished_traces(17.0) == [(7, (9, 1, 8))]
+    assert [boot.trace for boot in made.take_finished_traces(17.0)] == [(9, 1, 8)]
     assert made.is_idle
 
 
@@ -39,7 +39,7 @@ def test_reads_of_others_and_after_the_window_are_not_recorded():
     one = made.open(0.0, thread=7)
     read(made, 0, [3, 4, 5], 1.0)
     read(made, one, [1, 2], 1.0)
-    assert made.take_finished_traces(20.0) == [(7, (1, 2))]
+    assert [boot.trace for boot in made.take_finished_traces(20.0)] == [(1, 2)]
     read(made, one, [6], 21.0)
     assert made.take_finished_traces(100.0) == []
 
@@ -67,7 +67,7 @@ def test_opener_that_closes_after_a_probe_frees_its_number():
     made.close(guest)
     made.close(guest + 1)
     assert guest
-    assert made.take_finished_traces(1000.0) == [(7, (3, 1))]
+    assert [boot.trace for boot in made.take_finished_traces(1000.0)] == [(3, 1)]
 
 
 def test_guests_beyond_the_recording_limit_get_no_number():
@@ -98,8 +98,18 @@ def test_random_reads_yield_only_valid_boot_traces(events):
             assert 0 <= made.open(now_s, thread=7) <= boot_recorder.OPENERS
         elif what == "read":
             made.record_guest_read(opener, offset, length, now_s)
-        for _, trace in made.take_finished_traces(now_s) if what == "take" else []:
-            assert boot_trace.why_invalid(trace, CUT.chunk_count) == ""
-            assert 2 <= len(trace) < WINDOW.limit_chunks
+        for boot in made.take_finished_traces(now_s) if what == "take" else []:
+            assert boot_trace.why_invalid(boot.trace, CUT.chunk_count) == ""
+            assert 2 <= len(boot.trace) < WINDOW.limit_chunks
     assert made.take_finished_traces(now_s + 61.0) is not None
     assert made.is_idle
+
+
+def test_instance_found_during_its_boot_is_that_of_the_trace():
+    made, instances = recorder(), {}
+    one = made.open(0.0, thread=7)
+    read(made, one, [1, 2], 1.0)
+    for instances[7] in ("", "a", "b"):
+        made.find_instances(lambda thread: instances[thread])
+    [boot] = made.take_finished_traces(100.0)
+    assert (boot.instance_id, boot.opened_s) == ("a", 0.0)
