@@ -132,26 +132,24 @@ def merge_profiles(
     >>> merged.common, merged.of_profiles[db], merged.of_profiles[web]
     ((1, 9), (2, 7), (2, 7, 8))
     """
-    groups: dict[ids.ProfileKey, list[Sequence[int]]] = {}
+    groups = collections.defaultdict(list)
     for profile, trace in boots:
-        groups.setdefault(profile, []).append(trace)
+        groups[profile].append(trace)
     without = groups.pop(ids.NO_PROFILE, [])
     merged = {
         profile: merge(traces, share, limit_chunks)
         for profile, traces in groups.items()
         if len(traces) >= least_boots
     }
-    if without:
-        common = merge(without, share, limit_chunks)
+    if without or not merged:
+        common = merge(without or [trace for _, trace in boots], share, limit_chunks)
     else:
-        common = _in_all(list(merged.values()) or [merge([trace for _, trace in boots], share)])
-    common, left, found = common[:limit_chunks], limit_chunks, {}
+        common = _in_all(list(merged.values()))
+    known, left, found = set(common), limit_chunks, {}
     for profile, chunk_nos in merged.items():
-        its_own = set(chunk_nos) - set(common)
-        own = tuple(chunk_no for chunk_no in chunk_nos if chunk_no in its_own)[:left]
-        left -= len(own)
-        if own:
+        if own := tuple(chunk_no for chunk_no in chunk_nos if chunk_no not in known)[:left]:
             found[profile] = own
+        left -= len(own)
     return boot_image.ProfiledTrace(common, found)
 
 

@@ -29,6 +29,7 @@ from acstor_glance.boot import boot_guest
 from acstor_glance.boot import build_modes
 from acstor_glance.boot import guest_disk
 from acstor_glance.boot import predecessor_images
+from acstor_glance.boot import trace_changes
 from acstor_glance.boot import trace_store
 from acstor_glance.client import artefact_quota
 from acstor_glance.client import backing_images
@@ -42,8 +43,6 @@ from acstor_glance.prepare import preparation_budget
 LOG = logging.getLogger(__name__)
 
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
-CHANGED_SHARE = 0.05  # a boot image is replaced if at least this share of its chunks changes
-NEW_PROFILE_CHUNKS = 16  # or if so many chunks of a new profile come
 LONGEST_S = boot_guest.GuestLimits().longest_s
 LIMIT_BYTES = 256 * geometry.MIB  # limit of the uncompressed chunks; a boot reads some tens of MiB
 TRACES_NEEDED = 2
@@ -229,9 +228,11 @@ class BootImageMaker:
             return False
         limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
         merged = boot_trace.merge_profiles(fitting, TRACE_SHARE, limit, TRACES_NEEDED)
-        trace = _distinct(merged, image_map)
+        trace = trace_changes.without_repeats(merged, image_map)
         before = self._head_of(present) if present else None
-        is_same = before is not None and not is_worth_rebuilding(trace, before.profiled_trace)
+        is_same = before is not None and not trace_changes.is_worth_rebuilding(
+            trace, before.profiled_trace
+        )
         if not trace.common or (is_same and not artefacts.is_inherited(present)):
             return False
         revision = before.header.revision + 1 if before else 1
@@ -375,34 +376,3 @@ def _error_text(exc: Exception) -> str:
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-def _distinct(
-    trace: boot_image.ProfiledTrace, image_map: chunk_map.ChunkMap
-) -> boot_image.ProfiledTrace:
-    """Return the trace without what a boot image omits: zeros and repeated data."""
-    common: dict[ids.Cid, int] = {ids.ZERO_CID: -1}
-    parts: dict[ids.ProfileKey, tuple[int, ...]] = {}
-    for key, chunk_nos in trace.parts().items():
-        seen = common if key == ids.NO_PROFILE else common.copy()
-        for chunk_no in chunk_nos:
-            seen.setdefault(image_map.cid_of(chunk_no), chunk_no)
-        parts[key] = tuple(n for n in chunk_nos if seen[image_map.cid_of(n)] == n)
-    kept = parts.pop(ids.NO_PROFILE)
-    return boot_image.ProfiledTrace(kept, {key: part for key, part in parts.items() if part})
-
-
-def is_worth_rebuilding(new: boot_image.ProfiledTrace, old: boot_image.ProfiledTrace) -> bool:
-    """Return whether two traces differ enough to replace a boot image.
-
-    >>> old = boot_image.ProfiledTrace(tuple(range(100)))
-    >>> is_worth_rebuilding(boot_image.ProfiledTrace(tuple(range(99))), old)
-    False
-    >>> is_worth_rebuilding(boot_image.ProfiledTrace(tuple(range(90))), old)
-    True
-    """
-    ours, theirs = new.parts(), old.parts()
-    changed = [len({*ours.get(key, ())} ^ {*theirs.get(key, ())}) for key in ours | theirs]
-    is_profile_new = any(len(ours[key]) >= NEW_PROFILE_CHUNKS for key in ours if key not in theirs)
-    total = sum(map(len, theirs.values()))
-    return is_profile_new or sum(changed) > CHANGED_SHARE * max(1, total)

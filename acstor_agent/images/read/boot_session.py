@@ -167,8 +167,7 @@ class BootSession:
         self._what = f"boot image of image {image_map.image_id}"
         path = host.path_of(image_map.image_id)
         self._head = boot_head.BootHead(image_map, path, host.source, self._what)
-        self._is_head_known = trio.Event()
-        self._scope = trio.CancelScope()
+        self._is_head_known, self._scope = trio.Event(), trio.CancelScope()
         self._look_again_s = 0.0
         self._tally = counters.Tally()
         self._requests_seen = 0
@@ -194,22 +193,17 @@ class BootSession:
         if self.state is State.LOADING:
             self._profiles |= {profile} - {ids.NO_PROFILE}
             return
-        is_enough = self.state is State.READY and not self._needs_more(profile)
+        more = {*self.head.parts} - {ids.NO_PROFILE, *self._loaded} if self.head else set()
+        is_enough = self.state is State.READY and profile not in more
         if is_enough or host.clock() < self._look_again_s or not host.memory.limit_bytes:
             return
         self._profiles |= {profile} - {ids.NO_PROFILE}
         self.state = State.LOADING
         self.loading = load_record.LoadRecord(self.begun_s)
-        self._is_head_known = trio.Event()
-        self._scope = trio.CancelScope()
+        self._is_head_known, self._scope = trio.Event(), trio.CancelScope()
         guest = requests.Stream(requests.Klass.GUEST, self._map.image_id)
         with disk_io.use_stream(guest):  # the booting guest waits for the head
             host.nursery.start_soon(self._load, self._scope)
-
-    def _needs_more(self, profile: ids.ProfileKey) -> bool:
-        """Return whether a boot image in memory has more for a profile."""
-        is_there = self.head is not None and profile in self.head.parts
-        return is_there and profile not in {ids.NO_PROFILE, *self._loaded}
 
     def covers_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in memory, or in a frame that is loading."""
@@ -390,8 +384,7 @@ class BootSession:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         of = self._map.image_id, self._map.scope_keys
         ref = chunks.chunk_ref_at(*of, offset, frame.stored_bytes, frame.cid)
-        timeout_s = self._host.frame_timeout_s
-        loading = self.loading
+        loading, timeout_s = self.loading, self._host.frame_timeout_s
         fetched = await chunks.fetch_chunk(ref, priority, timeout_s, is_retried=False)
         loading.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(

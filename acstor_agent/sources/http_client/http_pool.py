@@ -212,11 +212,19 @@ class HttpPool:
             raise range_request.transient_error(_reason(error) + via) from error
         finally:
             if stream is not None:
-                is_clean = answer is not None and answer.is_over
-                if is_clean:  # of the server that has the bytes, not of one that redirects
-                    self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
-                self._keep_or_close(server, stream, is_clean)
+                self._end_request(server, stream, answer)
             self._turns.release()
+
+    def _end_request(
+        self,
+        server: http_endpoint.HttpEndpoint,
+        stream: http_stream.Stream,
+        answer: http_response.HttpResponse | None,
+    ) -> None:
+        is_clean = answer is not None and answer.is_over
+        if is_clean:  # of the server that has the bytes, not of one that redirects
+            self.rtt_s = min(stream.least_rtt_s(), self.rtt_s * RTT_GROWTH or math.inf)
+        self._keep_or_close(server, stream, is_clean)
 
     async def _receive_head(
         self,

@@ -19,6 +19,7 @@ from acstor_common.model import ids
 from acstor_common.wire import trace_message
 from acstor_glance.boot import boot_image_maker
 from acstor_glance.boot import build_modes
+from acstor_glance.boot import trace_changes
 from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_records
@@ -129,8 +130,7 @@ def published_trace(glance):
     return boot_image.parse_head(glance.bytes[BOOT_IMAGE_ID], "what was published").profiled_trace
 
 
-def test_boot_image_has_the_chunks_of_profiles_apart(glance, made, monkeypatch):
-    monkeypatch.setattr(boot_image_maker, "NEW_PROFILE_CHUNKS", 1)
+def test_boot_image_has_the_chunks_of_profiles_apart(glance, made):
     for host in ("h1", "h2", "h3", "h4"):
         made.add_trace(boot(5, 3, host=host))
         made.add_trace(boot(5, 3, 9, host=host, profile="db"))
@@ -160,7 +160,7 @@ def test_few_chunks_of_a_new_profile_do_not_make_a_large_boot_image_anew():
     few, many = (tuple(range(2000, 2000 + count)) for count in (15, 16))
     for chunk_nos, is_worth in ((few, False), (many, True)):
         new = boot_image.ProfiledTrace(old.common, {ids.profile_key_of("db"): chunk_nos})
-        assert boot_image_maker.is_worth_rebuilding(new, old) is is_worth
+        assert trace_changes.is_worth_rebuilding(new, old) is is_worth
 
 
 def test_one_recorded_boot_gives_a_first_boot_image_and_two_a_better_one(glance, made):
