@@ -49,8 +49,10 @@ class Volumes:
         """Create a volume of 1 GiB, and wait until it exists."""
         kind = source.pop("volume_type", self.mirrored.name)
         options = {"size": 1, "name": f"test-{uuid.uuid4()}", "volume_type": kind, **source}
-        made = self.client.create_volume(**options)
-        return self.wait(made.id)
+        made = self.wait(self.client.create_volume(**options).id)
+        if made.status == "error":
+            print(self.cinder.volume.log())
+        return made
 
     def wait(self, volume_id: str, *states: str) -> Any:
         """Wait until a volume has one of these states, and return it."""

@@ -2,6 +2,8 @@
 """An agent on this machine's loopback with images in a folder, without a network."""
 
 import contextlib
+import fcntl
+import functools
 import pathlib
 import random
 import socket
@@ -11,6 +13,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import IO
 
 from acstor_common import errors
 from acstor_common.formats import boot_image
@@ -122,16 +125,24 @@ def random_bytes(length: int, seed: int = 0, zero_share: float = 0.0) -> bytes:
 
 
 def unused_port() -> int:
-    """Return a free loopback port, never the same twice in this process.
+    """Return a free loopback port that no running process of the tests got from here.
 
-    It is outside the ephemeral ports, which an outgoing connection could take before the caller
-    listens.
+    A service may listen much later than it gets its port. It is outside the ephemeral ports, which
+    an outgoing connection could take meanwhile.
     """
     for port in _PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
+            fcntl.lockf(_port_locks(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.bind((LOOPBACK, port))
             return port
     raise errors.Unusable(LOOPBACK, "no port between 20000 and 32000 is free")
+
+
+@functools.cache
+def _port_locks() -> IO[bytes]:
+    """Return a file whose bytes are ports, locked until the process that got one ends."""
+    runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+    return (runs.CACHE_FOLDER / "ports").open("ab")
 
 
 @contextlib.contextmanager
