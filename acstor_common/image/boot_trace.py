@@ -3,12 +3,16 @@
 
 import collections
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_common.formats import boot_image
 from acstor_common.model import geometry
 from acstor_common.model import ids
+
+MAX_PROFILES = 4  # profiles of an image whose boots are recorded
+_MOST = 0.51  # share of more than half, of up to MAX_PROFILES
 
 
 class Window(NamedTuple):
@@ -117,17 +121,19 @@ def merge_profiles(
     share: float,
     limit_chunks: int = boot_image.MAX_CHUNKS,
     least_boots: int = 2,
+    before: boot_image.ProfiledTrace | None = None,
 ) -> boot_image.ProfiledTrace:
     """Merge traces of several boots of one image, those of each profile by themselves.
 
-    All boots have the merged trace of boots without a profile; if there are none, what all profiles
-    have. So the boots of one profile change nothing for others.
+    All boots have what boots without a profile read; without such, what most profiles have, if
+    there are two. So an unusual boot or profile changes nothing for others.
 
     :param limit_chunks: for all boots, and the same for all profiles together
-    :param least_boots: profiles with fewer boots have no chunks of their own: one may be unusual
+    :param least_boots: profiles with fewer boots count for nothing: one boot may be unusual
+    :param before: the former trace, of which parts without new boots stay
 
     >>> db, web = ids.profile_key_of("db"), ids.profile_key_of("web")
-    >>> boots = [(db, [1, 2, 7])] * 8 + [(web, [1, 2, 7, 8])] * 8 + [(ids.NO_PROFILE, [1, 9])]
+    >>> boots = [(db, [1, 2, 7])] * 8 + [(web, [1, 2, 7, 8])] * 8 + [(ids.NO_PROFILE, [1, 9])] * 2
     >>> merged = merge_profiles(boots, share=0.5)
     >>> merged.common, merged.of_profiles[db], merged.of_profiles[web]
     ((1, 9), (2, 7), (2, 7, 8))
@@ -135,28 +141,36 @@ def merge_profiles(
     groups = collections.defaultdict(list)
     for profile, trace in boots:
         groups[profile].append(trace)
-    without = groups.pop(ids.NO_PROFILE, [])
     merged = {
         profile: merge(traces, share, limit_chunks)
         for profile, traces in groups.items()
         if len(traces) >= least_boots
     }
-    if without or not merged:
-        common = merge(without or [trace for _, trace in boots], share, limit_chunks)
+    without = merged.pop(ids.NO_PROFILE, None)
+    if without is not None:
+        common = without
+    elif before is not None and len(merged) < 2:
+        common = before.common
     else:
-        common = _in_all(list(merged.values()))
-    known, left, found = set(common), limit_chunks, {}
-    for profile, chunk_nos in merged.items():
-        if own := tuple(chunk_no for chunk_no in chunk_nos if chunk_no not in known)[:left]:
-            found[profile] = own
-        left -= len(own)
-    return boot_image.ProfiledTrace(common, found)
+        common = merge(list(merged.values()), _MOST, limit_chunks)
+    former = {}
+    if before is not None:
+        former = {key: (*before.common, *part) for key, part in before.of_profiles.items()}
+    wanted = sorted(former | merged, key=lambda key: (key not in merged, key))[:MAX_PROFILES]
+    parts = {key: (former | merged)[key] for key in wanted}
+    return boot_image.ProfiledTrace(common, _beside(common, parts, limit_chunks))
 
 
-def _in_all(traces: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    first, *others = traces
-    wanted = set(first).intersection(*others)
-    return tuple(chunk_no for chunk_no in first if chunk_no in wanted)
+def _beside(
+    common: Sequence[int], parts: Mapping[ids.ProfileKey, Sequence[int]], limit_chunks: int
+) -> dict[ids.ProfileKey, tuple[int, ...]]:
+    """Return what parts have beside ``common``, all together within the limit."""
+    known, found = set(common), {}
+    for key, part in parts.items():
+        if own := tuple(chunk_no for chunk_no in part if chunk_no not in known)[:limit_chunks]:
+            found[key] = own
+        limit_chunks -= len(own)
+    return found
 
 
 def _mean(numbers: Iterable[float]) -> float:

@@ -227,12 +227,11 @@ class BootImageMaker:
         if len(fitting) < needed:
             return False
         limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
-        merged = boot_trace.merge_profiles(fitting, TRACE_SHARE, limit, TRACES_NEEDED)
-        trace = trace_changes.without_repeats(merged, image_map)
         before = self._head_of(present) if present else None
-        is_same = before is not None and not trace_changes.is_worth_rebuilding(
-            trace, before.profiled_trace
-        )
+        former = before.profiled_trace if before else None
+        merged = boot_trace.merge_profiles(fitting, TRACE_SHARE, limit, needed, former)
+        trace = trace_changes.without_repeats(merged, image_map)
+        is_same = former is not None and not trace_changes.is_worth_rebuilding(trace, former)
         if not trace.common or (is_same and not artefacts.is_inherited(present)):
             return False
         revision = before.header.revision + 1 if before else 1

@@ -14,6 +14,7 @@ import time
 
 import msgspec
 
+from acstor_common.image import boot_trace
 from acstor_common.model import clocks
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
@@ -23,7 +24,6 @@ LOG = logging.getLogger(__name__)
 
 MAX_TRACES = 8
 MAX_HOST_TRACES = 2
-MAX_PROFILES = 4  # profiles of an image
 LEAST_TRACES = 2  # a profile with fewer gives way to a new one
 UNUSED_S = 7 * 86400.0  # a profile that was not recorded for this long does, too
 MAX_IMAGES = 1000
@@ -100,7 +100,7 @@ def _with_place_for(
     for trace in traces:
         newest[trace.profile] = max(trace.recorded_s, newest.get(trace.profile, 0.0))
     newest.pop("", None)
-    if not profile or profile in newest or len(newest) < MAX_PROFILES:
+    if not profile or profile in newest or len(newest) < boot_trace.MAX_PROFILES:
         return traces
     gone = min(newest, key=newest.__getitem__)
     if newest[gone] > now_s - UNUSED_S:

@@ -32,7 +32,7 @@ failed boots."""
 MAX_REQUESTED = 1024  # images for which operators requested recordings; the oldest is forgotten
 MAX_ANNOUNCED = 1024  # instances whose profile is known; the oldest are forgotten
 ANNOUNCED_S = 600.0  # QEMU opens the image this long after the announcement, at most
-MAX_PROFILES = 64  # profiles of an image whose recorded boots are counted
+AGAIN_S = 2 * 86400.0  # a profile's boots are recorded anew, so that listeners see it in use
 
 Send = Callable[[trace_message.BootTrace], None]  # sends a trace; never waits or fails
 InstanceOf = Callable[[int], str]  # the Nova instance of a thread, if known
@@ -60,13 +60,23 @@ class _Announced(NamedTuple):
 
 
 class _SentTraces:
+    """The sent traces of an image: their number, and that and the time of each profile's last."""
+
     def __init__(self) -> None:
         self.total = 0
-        self.of_profiles = lru_table.LruTable[ids.ProfileKey, int](MAX_PROFILES)
+        self.of_profiles: dict[ids.ProfileKey, tuple[int, float]] = {}
 
-    def add(self, profile: ids.ProfileKey) -> None:
+    def add(self, profile: ids.ProfileKey, now_s: float) -> None:
         self.total += 1
-        self.of_profiles[profile] = self.of_profiles.get(profile, 0) + 1
+        self.of_profiles[profile] = self.of_profiles.get(profile, (0, now_s))[0] + 1, now_s
+
+    def remaining_boots(self, profile: ids.ProfileKey, boots: int, now_s: float) -> int:
+        others = self.of_profiles.keys() - {ids.NO_PROFILE, profile}
+        if profile != ids.NO_PROFILE and len(others) >= boot_trace.MAX_PROFILES:
+            return 0
+        sent, last_s = self.of_profiles.get(profile, (0, now_s))
+        is_due = profile != ids.NO_PROFILE and now_s - last_s >= AGAIN_S
+        return max(boots - sent, int(is_due))
 
 
 class BootRecording:
@@ -115,7 +125,8 @@ class BootRecording:
         self, image_id: ids.ImageId, profile: ids.ProfileKey = ids.NO_PROFILE
     ) -> int:
         """Return how many boots of an image and a profile are still to be recorded."""
-        by_itself = self._limits.boots - self._sent_of(image_id).of_profiles.get(profile, 0)
+        sent, now_s = self._sent_of(image_id), self._clock.monotonic()
+        by_itself = sent.remaining_boots(profile, self._limits.boots, now_s)
         return max(by_itself, self.requested_boots(image_id))
 
     def requested_boots(self, image_id: ids.ImageId) -> int:
@@ -186,7 +197,7 @@ class BootRecording:
         profile = self._profile_of(image_id, boot)
         if profile is None or not self.remaining_boots(image_id, profile):
             return
-        self._sent.setdefault(image_id, _SentTraces()).add(profile)
+        self._sent.setdefault(image_id, _SentTraces()).add(profile, self._clock.monotonic())
         LOG.info("image %s: recorded a boot of %d chunks", image_id, len(boot.trace))
         self._send(
             trace_message.BootTrace(

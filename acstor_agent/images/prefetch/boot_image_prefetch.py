@@ -170,10 +170,10 @@ class BootImagePrefetch:
             chunk_ref_at(
                 image_id, keys, base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes, frame.cid
             )
-            for frame in head.frames
+            for frame in head.frames_of()
             if not (formers and await self._is_spare(subject, frame))
         ]
-        stored_bytes = sum(frame.stored_bytes for frame in head.frames)
+        stored_bytes = sum(frame.stored_bytes for frame in head.frames_of())
         return _WantedFrames(refs, stored_bytes - sum(ref.length for ref in refs))
 
     async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:

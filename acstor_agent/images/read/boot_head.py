@@ -4,6 +4,7 @@
 import contextlib
 import logging
 import pathlib
+from collections.abc import Iterable
 
 import trio
 
@@ -88,9 +89,18 @@ class BootHead:
     ) -> tuple[boot_image.Head, dict[ids.Cid, boot_image.Frame]]:
         head = boot_image.parse_head(raw, what)
         self._check(head.header)
-        cid_of = self._map.cid_of
-        frames = {cid_of(number): frame for frame in head.frames for number in frame.chunk_nos}
-        return head, frames
+        return head, frames_by_cid(self._map, head.frames)
+
+
+def frames_by_cid(
+    image_map: chunk_map.ChunkMap, frames: Iterable[boot_image.Frame]
+) -> dict[ids.Cid, boot_image.Frame]:
+    """Return the frame of each chunk; the first of several."""
+    found: dict[ids.Cid, boot_image.Frame] = {}
+    for frame in frames:
+        for chunk_no in frame.chunk_nos:
+            found.setdefault(image_map.cid_of(chunk_no), frame)
+    return found
 
 
 def unlink(path: pathlib.Path) -> None:

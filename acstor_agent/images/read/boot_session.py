@@ -13,7 +13,6 @@ import math
 import pathlib
 import time
 from collections.abc import Collection
-from collections.abc import Iterator
 
 import trio
 
@@ -25,6 +24,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import read_request
 from acstor_agent.images.read import boot_head
+from acstor_agent.images.read import first_failure
 from acstor_agent.runtime import disk_io
 from acstor_agent.runtime import heap
 from acstor_agent.sources import base
@@ -44,6 +44,7 @@ RECHECK_S = 60.0  # least time before an image without a usable boot image is ex
 TICK_S = 1.0
 UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
 """Failures after which chunks are fetched one by one."""
+FAILURES = (*UNAVAILABLE, errors.BootImageFormatError)
 
 
 class State(enum.Enum):
@@ -160,8 +161,9 @@ class BootSession:
         self.begun_s = -math.inf
         self.loading = load_record.LoadRecord(-math.inf)
         self._profiles: set[ids.ProfileKey] = set()  # of guests that began to boot
-        self._loaded: frozenset[ids.ProfileKey] = frozenset()  # whose frames are in memory
-        self._reserved: frozenset[int] = frozenset()  # numbers of frames that have memory
+        self._loaded: set[ids.ProfileKey] = set()  # whose frames are in memory; NO_PROFILE first
+        self._reserved: set[int] = set()  # numbers of frames that have memory
+        self._frames: dict[ids.Cid, boot_image.Frame] = {}  # these frames, by chunk
         self._map = image_map
         self._host = host
         self._what = f"boot image of image {image_map.image_id}"
@@ -191,13 +193,13 @@ class BootSession:
         self.begun_s = host.clock()
         host.memory.note_boot(self._map.image_id, self.begun_s)
         if self.state is State.LOADING:
-            self._profiles |= {profile} - {ids.NO_PROFILE}
+            self._profiles.add(profile)
             return
-        more = {*self.head.parts} - {ids.NO_PROFILE, *self._loaded} if self.head else set()
+        more = self.head.parts.keys() - self._loaded if self.head else set()
         is_enough = self.state is State.READY and profile not in more
         if is_enough or host.clock() < self._look_again_s or not host.memory.limit_bytes:
             return
-        self._profiles |= {profile} - {ids.NO_PROFILE}
+        self._profiles.add(profile)
         self.state = State.LOADING
         self.loading = load_record.LoadRecord(self.begun_s)
         self._is_head_known, self._scope = trio.Event(), trio.CancelScope()
@@ -207,7 +209,7 @@ class BootSession:
 
     def covers_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in memory, or in a frame that is loading."""
-        return cid in self.in_memory or (self.state is State.LOADING and cid in self._head.frames)
+        return cid in self.in_memory or (self.state is State.LOADING and cid in self._frames)
 
     @property
     def covers_nothing(self) -> bool:
@@ -218,16 +220,22 @@ class BootSession:
         """Return whether :meth:`load_chunk` may find a chunk."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             return True
+        return self._frame_of(cid) is not None
+
+    def _frame_of(self, cid: ids.Cid) -> boot_image.Frame | None:
+        """Return the frame that is loading with a chunk, or one that is in the cache."""
+        if self.state is State.LOADING and (frame := self._frames.get(cid)):
+            return frame
         frame = self._head.frames.get(cid)
-        return frame is not None and (self.state is State.LOADING or self._is_local(frame))
+        return frame if frame is not None and self._is_local(frame) else None
 
     async def load_chunk(self, cid: ids.Cid) -> read_request.FetchedChunk | None:
         """Return a chunk from the boot image; None if it is not in it or does not arrive."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_TIMEOUT_S):
                 await self._is_head_known.wait()
-        frame = self._head.frames.get(cid)
-        if frame is None or (self.state is not State.LOADING and not self._is_local(frame)):
+        frame = self._frame_of(cid)
+        if frame is None:
             return None
         try:
             with trio.move_on_after(self._host.frame_timeout_s):
@@ -263,7 +271,7 @@ class BootSession:
         self._loading_ended(state)
         self.in_memory = {}
         self._profiles.clear()
-        self._loaded, self._reserved = frozenset(), frozenset()
+        self._loaded, self._reserved, self._frames = set(), set(), {}
         self._is_head_known.set()
         self._host.memory.release_bytes(self._map.image_id)
 
@@ -312,61 +320,47 @@ class BootSession:
         self._is_head_known.set()
 
     async def _load_frames(self) -> None:
-        head, wanted = self.head, self._loaded
+        head = self.head
         if head is None:
             return
-        while True:
-            await trio.lowlevel.checkpoint_if_cancelled()  # a thread may outlast the image
-            frames = list(head.frames_of(wanted))
-            raw_bytes = sum(frame.raw_bytes for frame in frames)
-            if not self._host.reserve_memory(self._map.image_id, raw_bytes):
-                self._host.counters.refused += 1
-                LOG.warning("%s: no space for %d bytes in memory", self._what, raw_bytes)
-                if not self._reserved:
-                    self._end(State.REFUSED)
-                    return
-                break
-            self._reserved = frozenset(frame.number for frame in frames)
+        if ids.NO_PROFILE not in self._loaded:
+            if not await self._load_part(head, ids.NO_PROFILE):
+                self._end(State.REFUSED)
+                return
+        while more := self._profiles & head.parts.keys() - self._loaded:
+            profile = more.pop()  # guests of others may begin meanwhile
             try:
-                await self._load_all(frames)
+                is_loaded = await self._load_part(head, profile)
             except UNAVAILABLE as e:
-                if not wanted:
-                    raise
+                is_loaded = False
                 LOG.info("%s: not all chunks of a profile are in memory: %s", self._what, e)
-                break
             await trio.lowlevel.checkpoint_if_cancelled()
-            self._loaded = wanted
-            more = self._profiles & head.parts.keys()  # guests of others may begin meanwhile
-            if more <= wanted:
-                break
-            wanted |= more
-        self._profiles.intersection_update(self._loaded)
+            if not is_loaded:
+                self._profiles.discard(profile)
         self._loading_ended(State.READY)
         self._host.counters.loaded += 1
         LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
 
-    async def _load_all(self, frames: list[boot_image.Frame]) -> None:
-        left = iter(frames)
-        failures: list[errors.AcstorError] = []
-        async with trio.open_nursery() as nursery:
-            for _ in range(MAX_IN_FLIGHT):
-                nursery.start_soon(self._load_some, left, failures, nursery.cancel_scope)
-        if failures:
-            raise failures[0]
+    async def _load_part(self, head: boot_image.Head, profile: ids.ProfileKey) -> bool:
+        """Load the frames of a profile; return whether there was memory for them."""
+        await trio.lowlevel.checkpoint_if_cancelled()  # a thread may outlast the image
+        frames = list(head.frames_of({*self._loaded, profile}))
+        reserved = self._reserved | {frame.number for frame in frames}
+        raw_bytes = sum(head.frames[number].raw_bytes for number in reserved)
+        if not self._host.reserve_memory(self._map.image_id, raw_bytes):
+            self._host.counters.refused += 1
+            LOG.warning("%s: no space for %d bytes in memory", self._what, raw_bytes)
+            return False
+        self._reserved = reserved
+        self._frames = {**boot_head.frames_by_cid(self._map, frames), **self._frames}
+        await first_failure.run_some(MAX_IN_FLIGHT, frames, self._load_frame, FAILURES)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._loaded.add(profile)
+        return True
 
-    async def _load_some(
-        self,
-        left: Iterator[boot_image.Frame],
-        failures: list[errors.AcstorError],
-        scope: trio.CancelScope,
-    ) -> None:
-        try:
-            for frame in left:
-                if self._is_needed(frame):
-                    await self._fetch_frame(frame, read_request.Priority.READAHEAD)
-        except (*UNAVAILABLE, errors.BootImageFormatError) as e:
-            failures.append(e)
-            scope.cancel()
+    async def _load_frame(self, frame: boot_image.Frame) -> None:
+        if self._is_needed(frame):
+            await self._fetch_frame(frame, read_request.Priority.READAHEAD)
 
     def _is_needed(self, frame: boot_image.Frame) -> bool:
         """Return whether a frame has a chunk that is not readable here otherwise."""

@@ -108,6 +108,27 @@ async def test_boot_of_an_unknown_instance_is_not_recorded_if_it_may_have_a_prof
     assert await record(profiled, 1) == [ids.NO_PROFILE]
 
 
+async def test_boots_of_a_profile_in_use_are_recorded_again(profiled):
+    profiled.instances[1] = "a"
+    for _ in range(LIMITS.boots):
+        profiled.recording.announce_boot(one_host.IMAGE, "a", DB)
+        assert await record(profiled, 1) == [DB]
+    for later_s, expected in ((0.0, []), (boot_recording.AGAIN_S, [DB]), (0.0, [])):
+        profiled.host.now_s += later_s
+        profiled.recording.announce_boot(one_host.IMAGE, "a", DB)
+        assert await record(profiled, 1) == expected
+
+
+async def test_boots_of_a_fifth_profile_are_not_recorded(profiled):
+    keys = [ids.profile_key_of(str(number)) for number in range(5)]
+    profiled.instances[1] = "a"
+    for key in keys:
+        profiled.recording.announce_boot(one_host.IMAGE, "a", key)
+        assert await record(profiled, 1) == ([key] if key != keys[4] else [])
+    profiled.instances[1] = "b"
+    assert await record(profiled, 1) == [ids.NO_PROFILE]
+
+
 async def test_former_profile_of_an_instance_is_not_used(profiled):
     profiled.instances[1] = "a"
     profiled.recording.announce_boot(one_host.IMAGE, "a", DB)

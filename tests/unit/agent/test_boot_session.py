@@ -207,6 +207,16 @@ async def test_profile_without_space_in_memory_leaves_the_other_chunks_there(hos
     await check(profiled, *PROFILES["db"])
 
 
+async def test_profile_that_fails_costs_another_one_nothing(host, profiled):
+    raw = host.blobs[BOOT_BLOB]
+    frames = boot_image.parse_head(raw, "it").frames
+    host.blobs[BOOT_BLOB] = raw[: -frames[-1].stored_bytes]  # of "web" alone
+    profiled.boots.begin_boot(ids.profile_key_of("web"))
+    await begin(host, profiled, "db", IN_MEMORY + 4)
+    host.blobs[BOOT_BLOB] = raw
+    await begin(host, profiled, "web", IN_MEMORY + 6)
+
+
 @pytest.mark.parametrize("first", ["", "db"])
 async def test_profile_whose_frames_fail_leaves_the_other_chunks_in_memory(host, profiled, first):
     raw = host.blobs[BOOT_BLOB]

@@ -331,7 +331,7 @@ async def test_boot_recordings_are_forgotten_but_operator_requests_stay(used):
     for image_id, boots in ((IMAGE, 2), (OTHER, 1)):
         recording._sent[image_id] = boot_recording._SentTraces()
         for _ in range(boots):
-            recording._sent[image_id].add(ids.NO_PROFILE)
+            recording._sent[image_id].add(ids.NO_PROFILE, 0.0)
         recording.announce_boot(image_id, f"server of {image_id}", ids.profile_key_of("db"))
     recording.record_more(OTHER, 2)
     for image_id in (IMAGE, OTHER):

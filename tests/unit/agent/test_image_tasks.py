@@ -333,10 +333,10 @@ async def test_boots_are_recorded_as_often_as_requested(host):
     assert host.recording.remaining_boots(one_host.IMAGE) == 2
     assert (await host.reported()).done == 0
     sent = host.recording._sent[one_host.IMAGE] = boot_recording._SentTraces()
-    sent.add(b"")
+    sent.add(b"", 0.0)
     reported = await host.reported()
     assert (reported.state, reported.done, reported.total) == (State.RUNNING, 1, 2)
-    sent.add(b"db")
+    sent.add(b"db", 0.0)
     reported = await host.reported()
     assert (reported.state, reported.done) == (State.DONE, 2)
 

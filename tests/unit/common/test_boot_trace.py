@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acstor_common.formats import boot_image
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -109,11 +110,11 @@ def test_profiles_repeat_no_common_chunk_and_stay_within_the_limit(boots, share,
 
 
 @given(BOOTS, st.floats(0.1, 1))
-def test_each_group_finds_its_own_merged_trace(boots, share):
+def test_each_group_of_two_boots_finds_its_own_merged_trace(boots, share):
     merged = boot_trace.merge_profiles(boots, share)
-    for profile, least in ((ids.NO_PROFILE, 1), (DB, 2), (WEB, 2)):
+    for profile in (ids.NO_PROFILE, DB, WEB):
         traces = [trace for its, trace in boots if its == profile]
-        if len(traces) >= least:
+        if len(traces) >= 2:
             wanted = set(boot_trace.merge(traces, share))
             assert wanted <= {*merged.common, *merged.of_profiles.get(profile, ())}
 
@@ -122,7 +123,7 @@ def test_each_group_finds_its_own_merged_trace(boots, share):
 def test_boots_of_profiles_change_nothing_for_others(boots, share):
     without = [(profile, trace) for profile, trace in boots if profile != DB]
     merged = boot_trace.merge_profiles(boots, share)
-    if any(profile == ids.NO_PROFILE for profile, _ in boots):
+    if sum(profile == ids.NO_PROFILE for profile, _ in boots) >= 2:
         others = boot_trace.merge_profiles(without, share)
         assert merged.common == others.common
         assert merged.of_profiles.get(WEB) == others.of_profiles.get(WEB)
@@ -134,12 +135,52 @@ def test_chunks_of_a_profile_are_its_own_however_often_it_boots():
         assert boot_trace.merge_profiles([*others * 8, *db * times], 0.5) == ((1, 2), {DB: (9,)})
         assert boot_trace.merge_profiles([*others * 2, *db * times], 0.5) == ((1, 2), {DB: (9,)})
     assert boot_trace.merge_profiles([*others * 8, *db], 0.5) == ((1, 2), {})
+    assert boot_trace.merge_profiles(db, 0.5, least_boots=1) == ((1, 9), {})
 
 
-def test_all_boots_have_what_all_profiles_have_if_none_is_without():
-    web = [(WEB, (1, 8))] * 2
-    assert boot_trace.merge_profiles([(DB, (1, 9))] * 8 + web, 0.5) == ((1,), {DB: (9,), WEB: (8,)})
-    assert boot_trace.merge_profiles([(DB, (1, 9))], 0.5) == ((1, 9), {})
+def test_all_boots_have_what_most_profiles_have_if_none_is_without():
+    db, web = [(DB, (1, 9))] * 8, [(WEB, (1, 8))] * 2
+    assert boot_trace.merge_profiles([*db, *web], 0.5) == ((1,), {DB: (9,), WEB: (8,)})
+    odd = [(OTHER, (7,))] * 2
+    merged = boot_trace.merge_profiles([*db, *web, *odd], 0.5)
+    assert merged == ((1,), {DB: (9,), WEB: (8,), OTHER: (7,)})
+
+
+OTHER = ids.profile_key_of("other")
+BEFORE = boot_image.ProfiledTrace((1, 2), {WEB: (5,)})
+
+
+@pytest.mark.parametrize(
+    "boots", [[(ids.NO_PROFILE, (7,))], [(DB, (7,))], [(WEB, (7,)), (ids.NO_PROFILE, (8,))], []]
+)
+def test_single_boots_change_nothing(boots):
+    assert boot_trace.merge_profiles(boots, 0.5, before=BEFORE) == BEFORE
+    assert boot_trace.merge_profiles(boots, 0.5) == ((), {})
+
+
+def test_parts_without_new_boots_stay():
+    db = [(DB, (1, 2, 5, 9))] * 2
+    merged = boot_trace.merge_profiles(db, 0.5, before=BEFORE)
+    assert merged == ((1, 2), {DB: (5, 9), WEB: (5,)})
+    without = [(ids.NO_PROFILE, (1, 5))] * 2
+    merged = boot_trace.merge_profiles([*db, *without], 0.5, before=BEFORE)
+    assert merged == ((1, 5), {DB: (2, 9), WEB: (2,)})
+
+
+def test_new_profiles_displace_former_ones_beyond_the_limit():
+    keys = [ids.profile_key_of(str(number)) for number in range(8)]
+    before = boot_image.ProfiledTrace((1,), {key: (2,) for key in keys[:4]})
+    boots = [(key, (1, 3)) for key in keys[3:6] for _ in range(2)]
+    merged = boot_trace.merge_profiles([*boots, *[(ids.NO_PROFILE, (1,))] * 2], 0.5, before=before)
+    assert merged.of_profiles.keys() >= {*keys[3:6]} and len(merged.of_profiles) == 4
+
+
+@given(BOOTS, st.integers(1, 10))
+def test_merging_again_changes_nothing(boots, limit):
+    merged = boot_trace.merge_profiles(boots, 0.5, limit)
+    assert boot_trace.merge_profiles(boots, 0.5, limit, before=merged) == merged
+    order = sorted(boots, key=lambda boot: boot[0])
+    assert boot_trace.merge_profiles(order, 0.5, limit) == merged
 
 
 def test_boots_without_profiles_merge_as_before():
