@@ -8,6 +8,7 @@ import pytest
 from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
@@ -161,7 +162,7 @@ def test_image_made_public_gets_plain_cids_only_on_a_forced_preparation(
     assert outcome is image_preparer.PreparationOutcome.NOTHING  # its CIDs stay until then
     public = images.get_image(image["id"])
     boot = images.add(b"frames", **artefacts.new_artefact(
-        public, artefacts.Kind.BOOT_IMAGE, images.project_id, 2))  # fmt: skip
+        public, artefacts.Kind.BOOT_IMAGE, images.project_id, boot_image.VERSION))  # fmt: skip
     image[artefacts.Kind.BOOT_IMAGE.pointer] = boot["id"]
     assert names(again(preparer, image)) == [ids.cid_of(data(1))]
     assert boot["id"] not in images.records  # its frames had CIDs of the project's scope
