@@ -141,11 +141,8 @@ def merge_profiles(
     groups = collections.defaultdict(list)
     for profile, trace in boots:
         groups[profile].append(trace)
-    merged = {
-        profile: merge(traces, share, limit_chunks)
-        for profile, traces in groups.items()
-        if len(traces) >= least_boots
-    }
+    enough = {key: traces for key, traces in groups.items() if len(traces) >= least_boots}
+    merged = {key: merge(traces, share, limit_chunks) for key, traces in enough.items()}
     without = merged.pop(ids.NO_PROFILE, None)
     if without is not None:
         common = without
@@ -153,12 +150,12 @@ def merge_profiles(
         common = before.common
     else:
         common = merge(list(merged.values()), _MOST, limit_chunks)
-    former = {}
+    parts = merged
     if before is not None:
-        former = {key: (*before.common, *part) for key, part in before.of_profiles.items()}
-    wanted = sorted(former | merged, key=lambda key: (key not in merged, key))[:MAX_PROFILES]
-    parts = {key: (former | merged)[key] for key in wanted}
-    return boot_image.ProfiledTrace(common, _beside(common, parts, limit_chunks))
+        parts = {k: (*before.common, *part) for k, part in before.of_profiles.items()} | merged
+    wanted = sorted(parts, key=lambda key: (key not in merged, key))[:MAX_PROFILES]
+    of_profiles = _beside(common, {key: parts[key] for key in wanted}, limit_chunks)
+    return boot_image.ProfiledTrace(common, of_profiles)
 
 
 def _beside(
