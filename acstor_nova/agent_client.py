@@ -56,7 +56,10 @@ class AgentClient:
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,  # Glance's, to compare
         boot: boot_profile.Boot = boot_profile.NO_BOOT,
     ) -> Stored:
-        """Attach an image, for the boot of an instance perhaps; return its format and size."""
+        """Attach an image; return its format and size.
+
+        :param boot: of the instance that is about to boot from it, if it has a profile
+        """
         asked = control_wire.AttachImage(
             image_id, head_bytes, os_hash.algo, os_hash.value.hex(), *boot
         )

@@ -46,7 +46,9 @@ class BootService:
         self.timelines = boot_timelines.BootTimelines(killed_guests.instance_of)
         self.trace_spool = trace_spool.TraceSpool(pathlib.Path(own.state_dir) / "traces")
         self.recording = boot_recording.BootRecording(
-            *(cloud.host, settings.boot_limits(own), self._send_trace),
+            cloud.host,
+            settings.boot_limits(own),
+            self._send_trace,
             instance_of=self.timelines.instance_of,
         )
         self.records = boot_recording.BootRecords(self.recording, self.timelines)

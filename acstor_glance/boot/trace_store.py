@@ -52,7 +52,7 @@ class TraceStore:
             kept = [old for old in self._load(image_id) if _is_alike(old, trace)]
             if trace in kept:  # sent again, by any host
                 return len(kept)
-            others = _with_place_for(trace.profile, kept, self._clock.time())
+            others = _admit_profile(trace.profile, kept, self._clock.time())
             if others is None:
                 LOG.info("image %s: a boot of a fifth profile is not used", image_id)
                 return 0
@@ -91,10 +91,13 @@ class TraceStore:
             min(others, key=lambda path: path.stat().st_mtime).unlink()
 
 
-def _with_place_for(
+def _admit_profile(
     profile: str, traces: list[trace_message.BootTrace], now_s: float
 ) -> list[trace_message.BootTrace] | None:
-    """Return the traces, maybe without those of a profile that gives way; None if none does."""
+    """Return the traces to keep beside one of ``profile``; None if there are too many profiles.
+
+    A profile with too few traces, or none for UNUSED_S, gives way.
+    """
     newest: dict[str, float] = {}
     counts = collections.Counter(trace.profile for trace in traces)
     for trace in traces:

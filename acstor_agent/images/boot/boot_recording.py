@@ -27,8 +27,8 @@ LONGEST_S = 180.0
 are the guest's work."""
 IDLE_S = 60.0  # an emulated guest on a busy host read nothing for 20 s before its login
 BOOTS = 4
-"""Boots of one image recorded by a worker. A boot image needs two traces; the others replace
-failed boots."""
+"""Boots of an image and a profile recorded by a worker. A boot image needs two traces; the others
+replace failed boots."""
 MAX_REQUESTED = 1024  # images for which operators requested recordings; the oldest is forgotten
 MAX_ANNOUNCED = 1024  # instances whose profile is known; the oldest are forgotten
 ANNOUNCED_S = 600.0  # QEMU opens the image this long after the announcement, at most
@@ -157,10 +157,10 @@ class BootRecording:
 
     def _is_wanted(self, image_id: ids.ImageId) -> bool:
         """Return whether some guest that may boot from the image now is to be recorded."""
-        profiles = {ids.NO_PROFILE, *self._profiles_since(image_id, self._clock.monotonic())}
+        profiles = {ids.NO_PROFILE, *self._announced_profiles(image_id, self._clock.monotonic())}
         return any(self.remaining_boots(image_id, profile) for profile in profiles)
 
-    def _profiles_since(self, image_id: ids.ImageId, opened_s: float) -> set[ids.ProfileKey]:
+    def _announced_profiles(self, image_id: ids.ImageId, opened_s: float) -> set[ids.ProfileKey]:
         """Return the profiles of guests that may have opened an image then, or later."""
         return {
             its.profile
@@ -176,7 +176,7 @@ class BootRecording:
         if announced is not None and announced.image_id == image_id:
             if announced.at_s >= boot.opened_s - ANNOUNCED_S:
                 return announced.profile
-        is_known = boot.instance_id or not self._profiles_since(image_id, boot.opened_s)
+        is_known = boot.instance_id or not self._announced_profiles(image_id, boot.opened_s)
         return ids.NO_PROFILE if is_known else None
 
     async def run(self) -> None:

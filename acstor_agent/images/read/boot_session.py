@@ -24,7 +24,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import read_request
 from acstor_agent.images.read import boot_head
-from acstor_agent.images.read import first_failure
+from acstor_agent.images.read import limited_concurrency
 from acstor_agent.runtime import disk_io
 from acstor_agent.runtime import heap
 from acstor_agent.sources import base
@@ -188,7 +188,7 @@ class BootSession:
         self._tally = tally
 
     def begin_boot(self, profile: ids.ProfileKey = ids.NO_PROFILE) -> None:
-        """Load the boot image, because a guest, of a profile perhaps, is about to boot."""
+        """Load the boot image for a guest that is about to boot, with the chunks of its profile."""
         host = self._host
         self.begun_s = host.clock()
         host.memory.note_boot(self._map.image_id, self.begun_s)
@@ -353,7 +353,8 @@ class BootSession:
             return False
         self._reserved = reserved
         self._frames = {**boot_head.frames_by_cid(self._map, frames), **self._frames}
-        await first_failure.run_some(MAX_IN_FLIGHT, frames, self._load_frame, FAILURES)
+        work = self._load_frame
+        await limited_concurrency.run_for_each(frames, work, MAX_IN_FLIGHT, FAILURES)
         await trio.lowlevel.checkpoint_if_cancelled()
         self._loaded.add(profile)
         return True

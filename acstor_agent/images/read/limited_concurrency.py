@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs work on many items, some at a time, until one fails."""
+"""Works on many items, a limited number at a time."""
 
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -11,13 +11,16 @@ import trio
 Item = TypeVar("Item")
 
 
-async def run_some(
-    at_a_time: int,
+async def run_for_each(
     items: Iterable[Item],
     work: Callable[[Item], Awaitable[None]],
+    limit: int,
     failures: tuple[type[Exception], ...],
 ) -> None:
-    """Run ``work`` on each item; cancel the rest at the first of ``failures``, and raise it."""
+    """Run ``work`` on each item; the first of ``failures`` cancels the rest, and is raised.
+
+    :param limit: items at a time
+    """
     left, found = iter(items), []
 
     async def run_one_by_one(scope: trio.CancelScope) -> None:
@@ -29,7 +32,7 @@ async def run_some(
             scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(at_a_time):
+        for _ in range(limit):
             nursery.start_soon(run_one_by_one, nursery.cancel_scope)
     if found:
         raise found[0]
