@@ -24,7 +24,7 @@ pytestmark = hosts.needs_fuse
 IMAGES = 300
 DESCRIPTORS = 192
 """Limit of open files: 64 of them are files of the source, which are reused."""
-MANY_IMAGES = (1500, pytest.param(10_000, marks=pytest.mark.nightly))
+MANY_IMAGES = (1500, 10_000)
 MANY_DESCRIPTORS = 1024
 """systemd's default of LimitNOFILE: below the number of images."""
 READERS = 8
@@ -81,6 +81,7 @@ def test_three_hundred_images_are_listed_and_read_with_few_descriptors(images, s
     assert agent.worker_pid() == worker
 
 
+@pytest.mark.nightly
 @pytest.mark.timed
 @pytest.mark.parametrize("count", MANY_IMAGES)
 def test_more_images_than_descriptors_are_listed_and_read(images, start, count):

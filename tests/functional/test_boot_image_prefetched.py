@@ -215,6 +215,7 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
         yield made
 
 
+@pytest.mark.nightly
 def test_new_version_of_an_image_boots_from_a_prefetched_boot_image(
     cloud: Cloud, glance: uploads.Images, record_property: Any
 ) -> None:

@@ -122,7 +122,7 @@ def unnamed(watched: Cloud, fault: Fault) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("what", tiers.first_now(FAULTS, 4))
+@pytest.mark.parametrize("what", tiers.first_now(FAULTS, 2))
 def test_fault_is_named_until_it_is_repaired(watched: Cloud, what: str) -> None:
     fault = FAULTS[what]
     with fault.broken(watched):

@@ -86,6 +86,7 @@ def on_a_terminal(conf: pathlib.Path, *words: str) -> Iterator[tuple[subprocess.
         os.close(ours)
 
 
+@pytest.mark.nightly
 def test_catalogue_preparation_shows_progress_and_resumes_after_a_stop(
     glance: uploads.Images, options: acstor_glance.Listener, tmp_path: pathlib.Path
 ) -> None:

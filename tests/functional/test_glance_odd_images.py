@@ -117,6 +117,7 @@ def hash_anew(glance: uploads.Images, image_id: str) -> None:
 
 
 @hosts.needs_fuse
+@pytest.mark.nightly
 def test_sparse_image_of_a_tebibyte_is_hashed_and_read_to_its_end(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
@@ -161,6 +162,7 @@ def percents(listener: acstor_glance.Listener, image_id: str) -> list[int]:
     return [int(percent) for percent in said]
 
 
+@pytest.mark.nightly
 def test_next_listener_resumes_the_hashing_of_a_killed_one(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:

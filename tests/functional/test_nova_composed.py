@@ -300,6 +300,7 @@ def test_snapshot_falls_back_to_nova_when_the_gateway_is_killed(
     assert fell_back(host, before) == {"gateway-unreachable": 1}
 
 
+@pytest.mark.nightly
 def test_deletion_of_the_snapshot_image_midway_leaves_no_files(cluster, wire, base_id):
     made: list[str] = []
     host = cluster.hosts[1]
@@ -336,6 +337,7 @@ def test_snapshot_without_an_agent_is_complete_or_deleted(cluster, gateway, base
         check_left(host)
 
 
+@pytest.mark.nightly
 def test_snapshot_of_a_tenant_falls_back_when_its_base_is_deactivated(cluster, gateway):
     """The gateway reads for a tenant only what that tenant may download."""
     base_id = cluster.images.new()

@@ -129,6 +129,7 @@ def test_image_deleted_from_its_first_store_is_served_from_the_second(
         client.delete_image(image_id)
 
 
+@pytest.mark.nightly
 def test_agent_uses_the_glance_of_its_configured_region(
     cluster: nova_hosts.NovaHosts,
 ) -> None:

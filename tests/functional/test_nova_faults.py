@@ -80,6 +80,7 @@ def test_killed_nova_compute_finds_its_servers_again(cluster):
         assert server.lies_on_mirror()
 
 
+@pytest.mark.nightly
 def test_full_disk_fails_one_build_and_is_logged(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]

@@ -167,6 +167,7 @@ def test_image_lost_in_glance_is_fully_cached_from_another_host(cluster, host):
             assert "Images are identical" in compare(server, kept)
 
 
+@pytest.mark.nightly
 def test_image_of_two_servers_is_fully_cached_though_one_is_deleted(cluster, slow_host):
     image_id = cluster.images.new()
     with cluster.server(image_id, slow_host) as server:
@@ -178,6 +179,7 @@ def test_image_of_two_servers_is_fully_cached_though_one_is_deleted(cluster, slo
             assert "Images are identical" in compare(server, keep(cluster, image_id))
 
 
+@pytest.mark.nightly
 def test_image_is_fully_cached_though_its_host_crashes_meanwhile(cluster, slow_host):
     image_id = cluster.images.new()
     with cluster.server(image_id, slow_host) as server:

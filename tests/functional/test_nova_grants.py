@@ -155,6 +155,7 @@ def test_unused_image_is_readable_only_after_an_operator_pre_seeds_it(granted):
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.nightly
 def test_shelved_server_is_unshelved_by_a_grant_for_its_snapshot(granted):
     image_id, images = granted.images.new(), granted.images
     first, _ = granted.cluster.hosts

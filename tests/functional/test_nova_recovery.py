@@ -127,6 +127,7 @@ def test_evacuated_server_has_the_data_of_its_last_checkpoint(cluster, recovery)
             assert server.lies_on_mirror(), "who asks for a rebuild wants an empty disk"
 
 
+@pytest.mark.nightly
 def test_server_without_a_checkpoint_starts_empty_only_if_preferred(cluster, recovery):
     first, second = cluster.hosts
     with (

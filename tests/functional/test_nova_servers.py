@@ -110,7 +110,7 @@ def test_snapshot_equals_the_disk_and_boots(cluster, image_id):
     assert host.fallbacks() == before
 
 
-@pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
+@pytest.mark.parametrize("status", tiers.first_now(["ACTIVE", "SHUTOFF"]))
 def test_snapshot_does_not_read_zeros_of_the_image(cluster, status):
     data = bytes(512) + local.random_bytes(IMAGE_BYTES, seed=5, zero_share=0.5)
     image_id = cluster.images.map(cluster.images.add(data))
@@ -202,6 +202,7 @@ def test_image_of_another_format_than_declared_is_refused(cluster):
         server.delete()
 
 
+@pytest.mark.nightly
 def test_instance_started_with_its_host_waits_for_the_agent(cluster, image_id):
     host = cluster.hosts[0]
     resume = {"resume_guests_state_on_host_boot": True}

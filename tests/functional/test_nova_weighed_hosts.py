@@ -15,7 +15,6 @@ from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.functional import test_nova_weigher
 from tests.lab import runs
-from tests.lab import tiers
 from tests.lab.openstack import acstor
 from tests.lab.openstack import cloud
 from tests.lab.openstack import compute
@@ -112,7 +111,8 @@ def test_server_is_scheduled_to_the_host_that_caches_its_image(scheduling):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("how", tiers.first_now(["frozen", "stopped"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["frozen", "stopped"])
 def test_scheduling_works_as_in_stock_nova_without_the_service(scheduling, how):
     first, second = scheduling.cluster.hosts
     image_id = scheduling.warm(first)

@@ -127,7 +127,7 @@ def list_disks(
     [
         vault_client.VaultClient.missing_chunks,
         keep,
-        pytest.param(list_disks, marks=pytest.mark.timed),
+        pytest.param(list_disks, marks=[pytest.mark.timed, pytest.mark.nightly]),
     ],
 )
 def test_name_lookups_of_a_host_are_rate_limited(
