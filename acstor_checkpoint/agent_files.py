@@ -18,10 +18,7 @@ _MAX_TABLE_BYTES: Final = 2 * hash_ring.MAX_FILE_BYTES + 1024
 
 
 class AgentFiles:
-    """The agent's state folder.
-
-    :param ring_file: the operator's static table; None: the decision service's
-    """
+    """The agent's state folder; ``ring_file``: the operator's table; None: the service's."""
 
     def __init__(self, state_dir: pathlib.Path, ring_file: pathlib.Path | None) -> None:
         self.state_dir, self._ring_file = state_dir, ring_file

@@ -58,10 +58,7 @@ def serve_vault(
     own_credentials: credentials.Credentials,
     hosts: authorized_hosts.AuthorizedHosts,  # may use the vault
 ) -> Iterator[vault_store.VaultStore | None]:
-    """Serve the vault during the block; yield None without ``vault_listen``.
-
-    :raises errors.Unusable: invalid options, or unusable folder or address
-    """
+    """Serve the vault during the block, or raise Unusable; yield None without ``vault_listen``."""
     if not own.vault_listen:
         yield None
         return

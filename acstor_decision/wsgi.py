@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST API for a WSGI server: ``acstor_decision.wsgi:application``.
 
-Configuration files: those in ``ACSTOR_DECISION_CONF``, separated by colons, else those that
-oslo.config finds for ``acstor-decision``.
+It reads the files in ``ACSTOR_DECISION_CONF``, separated by colons, else oslo.config's defaults.
 """
 
 import os

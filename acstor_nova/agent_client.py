@@ -54,12 +54,9 @@ class AgentClient:
         image_id: str,
         head_bytes: int = 0,  # fetched because Nova reads it
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,  # Glance's, to compare
-        boot: boot_profile.Boot = boot_profile.NO_BOOT,
+        boot: boot_profile.ProfiledBoot = boot_profile.NO_BOOT,
     ) -> Stored:
-        """Attach an image; return its format and size.
-
-        :param boot: of the instance that is about to boot from it, if it has a profile
-        """
+        """Attach an image; return its format and size.  ``boot``: the boot that follows."""
         asked = control_wire.AttachImage(
             image_id, head_bytes, os_hash.algo, os_hash.value.hex(), *boot
         )

@@ -16,17 +16,17 @@ EXTRA_SPEC = "acstor:boot_profile"
 METADATA = "metadata:"
 
 
-class Boot(NamedTuple):
+class ProfiledBoot(NamedTuple):
     """The boot of an instance that has a profile."""
 
     instance_id: str
     profile: str  # its name
 
 
-NO_BOOT = Boot("", "")
+NO_BOOT = ProfiledBoot("", "")
 
 
-def boot_of(instance: Any) -> Boot:
+def boot_of(instance: Any) -> ProfiledBoot:
     """Return the boot of an instance; NO_BOOT if it has no profile.
 
     >>> import types
@@ -44,7 +44,7 @@ def boot_of(instance: Any) -> Boot:
     except Exception as e:  # Nova may have to read its database
         LOG.info("instance %s: its boot profile cannot be read: %s", instance.uuid, e)
         return NO_BOOT
-    return Boot(instance.uuid, profile) if profile else NO_BOOT
+    return ProfiledBoot(instance.uuid, profile) if profile else NO_BOOT
 
 
 def _profile_of(instance: Any) -> str:

@@ -217,14 +217,14 @@ class HostContext:
         self,
         image_id: str,
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
-        boot: boot_profile.Boot = boot_profile.NO_BOOT,
+        boot: boot_profile.ProfiledBoot = boot_profile.NO_BOOT,
     ) -> None:
         """Wait until a mirror can be read; AcstorError: not in ``agent_start_s`` or other bytes."""
         with tracing.Span("acstor_mirror_readable", image=image_id):
             self._wait_until_readable(image_id, os_hash, boot)
 
     def _wait_until_readable(
-        self, image_id: str, os_hash: chunk_map.OsHash, boot: boot_profile.Boot
+        self, image_id: str, os_hash: chunk_map.OsHash, boot: boot_profile.ProfiledBoot
     ) -> None:
         ends_s = time.monotonic() + self.timeouts.agent_start_s
         while True:

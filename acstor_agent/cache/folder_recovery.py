@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detects faults of the cache's folder, and recovers from them.
-
-A fault never ends the worker: readable chunks are served, and the folder is checked repeatedly.
-"""
+"""Recovers from faults of the cache's folder; the worker serves readable chunks meanwhile."""
 
 import contextlib
 import gc

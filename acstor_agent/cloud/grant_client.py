@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests grants for images from the decision service, on the message bus.
-
-Any client of the bus can respond, so the service signs its responses.
-"""
+"""Requests grants for images on the message bus; the decision service signs its responses."""
 
 import time
 from collections.abc import Mapping

@@ -100,10 +100,7 @@ class Membership:
             return None
 
     def credentials(self) -> credentials.Credentials | None:
-        """Return the credentials for peers; None if peers do not authenticate.
-
-        :raises errors.Unusable: this host has no usable certificate
-        """
+        """Return the peer credentials, None if insecure; raise Unusable without a certificate."""
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )

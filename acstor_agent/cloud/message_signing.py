@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signs messages of this host, and verifies v-node tables.
-
-Any client of the message bus can send, so a message is parsed only after its signature is verified.
-"""
+"""Signs messages; verifies v-node tables before it parses them, since any bus client can send."""
 
 import logging
 from typing import Any

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the data clusters of a checkpoint's qcow2 file (``checkpoint_file``).
-
-They are a guest's own bytes, so they are never cached publicly or served to peers.
-"""
+"""Reads a checkpoint's data clusters: guest bytes, never cached publicly or served to peers."""
 
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import restore_record

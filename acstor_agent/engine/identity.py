@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identity schemes: how hosts name chunks, as OIDs.
-
-An OID only locates a chunk: its bytes are checked against the CID.
-"""
+"""Identity schemes: how hosts name chunks, as OIDs; an OID locates a chunk, the CID verifies it."""
 
 import abc
 from collections.abc import Iterable

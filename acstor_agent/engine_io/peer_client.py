@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the engine's requests to peers, verifies their bytes, and feeds answers.
-
-No byte from a peer is used before it matches the requested CID.
-"""
+"""Sends the engine's requests to peers, and feeds it only bytes that match the requested CIDs."""
 
 import functools
 import logging

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds guests with files on a dead mount, which fail with ENOTCONN until QEMU restarts.
-
-A mount dies when all processes that hold its descriptor exit.
-"""
+"""Finds guests with files on a dead mount, which fail with ENOTCONN until QEMU restarts."""
 
 import contextlib
 import errno

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's secret key, from which inode numbers are computed.
-
-It is kept in the state folder: if it changed, running guests would lose their disks.
-"""
+"""The host's secret key for inode numbers; if it changed, running guests would lose their disks."""
 
 import contextlib
 import logging

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notifies the service manager (sd_notify(3)), and uses its descriptor store.
-
-The store passes FUSE connection and mount record to the next supervisor; guests see a pause.
-"""
+"""Notifies the service manager (sd_notify(3)); keeps the mount's descriptors in its store."""
 
 import array
 import contextlib

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs calls that may hang in the kernel, in a bounded number of threads.
-
-A thread cannot be cancelled, only abandoned. With too many abandoned ones, calls fail at once.
-"""
+"""Runs calls that may hang in the kernel, in threads; fails at once while too many hang."""
 
 import logging
 import time

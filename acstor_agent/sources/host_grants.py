@@ -55,10 +55,7 @@ class HostGrants:
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
-        """Return the headers for the gateway; raise ChunkUnavailable if there is no grant.
-
-        :param target: see :func:`image_grants.target_of`
-        """
+        """Return headers for a ``target`` (image_grants.target_of), or raise ChunkUnavailable."""
         identity = self._files.current_credentials()
         if identity.certificate is None:
             raise errors.SourceUnreachable(what, WHERE, "this host has no certificate yet")

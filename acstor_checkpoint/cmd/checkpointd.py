@@ -135,10 +135,7 @@ def _open_bus(
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
 ) -> bus_client.BusClient:
-    """Return the client on the message bus, stopped when the stack closes, or raise Unusable.
-
-    :param vault: orphaned data is deleted from it, and its issues are reported
-    """
+    """Return the client on the message bus, stopped when the stack closes, or raise Unusable."""
     bus = bus_client.BusClient(
         identity.host,
         identity,

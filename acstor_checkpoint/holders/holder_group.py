@@ -155,11 +155,7 @@ class HolderGroup:
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
     ) -> int:
-        """Store chunks at every holder; return the number of bytes sent.
-
-        :param sealed: returns the chunk of a name; called by several threads
-        :param plain_bytes: bytes read of the disk for them
-        """
+        """Store chunks as :class:`.disk_capture.HolderGroup` specifies; return the bytes sent."""
 
         def put(client: vault_client.VaultClient) -> int:
             missing = map(ids.Cid, sorted(client.missing_chunks(self._disk, names)))
@@ -225,9 +221,7 @@ def call_holders(
     allowed_s: float,
     stalled_s: float = LIMITS.stalled_s,
 ) -> list[T]:
-    """Call all holders concurrently; return the results in order.
-
-    The first failure aborts the others' requests.
+    """Return the results of all holders' concurrent calls; the first failure aborts the others.
 
     :raises HolderFailed: one of them failed, or took longer than ``allowed_s``
     :raises vault_client.HostFault: this host has no threads, descriptors or route

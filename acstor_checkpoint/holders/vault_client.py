@@ -145,10 +145,7 @@ class VaultClient:
         return True
 
     def put(self, disk: object_names.VaultDisk, chunks: Iterable[object_names.SealedChunk]) -> None:
-        """Store chunks durably, or raise VaultFull, possibly after some of them.
-
-        :param chunks: consumed while sending, to bound memory
-        """
+        """Store chunks durably, consumed while sent, or raise VaultFull, maybe after some."""
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 
@@ -292,11 +289,7 @@ class VaultClient:
         return _Response(response.status_code, b"".join(channel.iter_body(announced)))
 
     def _connect(self, until_s: float) -> tls_channel.TlsChannel:
-        """Connect, and authenticate the holder.
-
-        :raises OSError: connection failed; HostFault: by this host's fault
-        :raises errors.NotAuthenticated: another host
-        """
+        """Connect, and authenticate the holder; raise OSError, HostFault or NotAuthenticated."""
         self._check_not_aborted()
         context = self._context()
         until_s = min(until_s, time.monotonic() + self._limits.connect_s)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's checkpoint intervals that libvirt's XML lacks, polled from the decision service.
-
-While the service does not answer, the last intervals remain valid.
-"""
+"""Nova's checkpoint intervals that libvirt's XML lacks, as the decision service last sent them."""
 
 import logging
 import time

@@ -104,10 +104,7 @@ class ServerSchedule:
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
-        """Return the next due server; None if none is due.
-
-        Skip ``busy`` servers and, without ``may_retry``, those with :meth:`is_retried`.
-        """
+        """Return the next due server; skip ``busy`` and, without ``may_retry``, retried ones."""
         due = [
             entry
             for instance, entry in self._entries.items()

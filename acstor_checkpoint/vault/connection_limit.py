@@ -46,7 +46,7 @@ class ConnectionLimit:
         self._addresses = hosts
         self._shared: dict[socket.socket, str] = {}  # the oldest first
         self._of_hosts: dict[str, dict[socket.socket, str]] = {}  # by address, oldest first
-        self._held: dict[socket.socket, _Held] = {}  # least recently changed first
+        self._held: dict[socket.socket, _HeldConnection] = {}  # least recently changed first
 
     def add(self, handle: socket.socket, address: str) -> None:
         """Take a slot for an unauthenticated connection; may close another one.
@@ -86,7 +86,7 @@ class ConnectionLimit:
         with self._lock:
             may_stay = self._make_room(host)
             if may_stay:
-                self._held[handle] = _Held(host, self._clock.monotonic())
+                self._held[handle] = _HeldConnection(host, self._clock.monotonic())
         try:
             yield may_stay
         finally:
@@ -120,7 +120,7 @@ class ConnectionLimit:
             return True
         long_s = self._clock.monotonic() - IDLE_S
 
-        def may_go(held: _Held) -> bool:
+        def may_go(held: _HeldConnection) -> bool:
             if is_own:
                 return held.host == host and held.is_idle
             # Close a busy one only if its host still has more than the new one's.
@@ -139,7 +139,7 @@ class ConnectionLimit:
         return True
 
 
-class _Held(NamedTuple):
+class _HeldConnection(NamedTuple):
     host: ids.HostId
     idle_since_s: float
 

@@ -283,10 +283,7 @@ class _Incoming:
 
 
 class Batch:
-    """Objects of one disk that are made durable together.
-
-    A failed batch may leave some of them.  They are durable but not acknowledged, so harmless.
-    """
+    """Objects of one disk, made durable together; a failed batch may leave some of them."""
 
     def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:
         self._vault, self._folder, self._owner = vault, folder, owner

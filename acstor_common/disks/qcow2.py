@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thread-safe reader of qcow2 files: it reads what QEMU would read, or fails.
-
-It reads tables on demand in parts and caches none, so memory does not grow with the disk.
-"""
+"""Thread-safe reader of qcow2 files in constant memory: it reads what QEMU would, or fails."""
 
 import array
 import bisect

@@ -66,10 +66,7 @@ class Binding(NamedTuple):
 
 
 class ProfiledTrace(NamedTuple):
-    """Chunk numbers in order of first touch: those of all boots, and more of each profile.
-
-    Two profiles may have the same chunk.
-    """
+    """Chunk numbers in order of first touch: those of all boots, and more of each profile."""
 
     common: tuple[int, ...]
     of_profiles: Mapping[ids.ProfileKey, tuple[int, ...]] = types.MappingProxyType({})

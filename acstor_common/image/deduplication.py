@@ -52,10 +52,7 @@ def is_open(image: image_record.Image) -> bool:
 
 
 def scope_of(image: image_record.Image, dedup_scope: DedupScope) -> DedupScope:
-    """Return the scope of an image's CIDs.
-
-    A shared image keeps its owner's scope, because members use its chunk map.
-    """
+    """Return an image's scope; a shared image has its owner's, because members use its map."""
     return DedupScope.CLOUD if is_open(image) else dedup_scope
 
 

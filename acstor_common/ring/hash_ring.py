@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hash ring: maps content to its home and the other owners.
+"""The hash ring: maps content to its home and the other owners (``doc/source/format/ring.rst``).
 
 The mapping is a pure function of the v-node table and the OID, equal on all hosts: consistent
 hashing (Karger et al., STOC 1997) of content, so equal chunks of different images have one home.
-Of 16 hosts with 100 v-nodes each, the heaviest owns 1.17 times its share (median of 300 rings); a
-busy home refers requesters to other hosts.  With locations and a threshold, each host asks the
-first owner nearer than the threshold (Wu et al. 2017, Algorithm 1).  ``doc/source/format/ring.rst``
-specifies the file format.
+With locations and a threshold, each host asks the first owner nearer than the threshold (Wu et al.
+2017, Algorithm 1).
 """
 
 import array

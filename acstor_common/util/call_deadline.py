@@ -23,10 +23,7 @@ class CallTimeout(errors.AcstorError):
 
 
 class CallDeadline:
-    """Calls to one service, one at a time, in a thread with a deadline.
-
-    While a late call runs, others fail: a hung service costs one thread.
-    """
+    """Runs one call at a time in a thread with a deadline; others fail while a late one runs."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         self._what, self._timeout_s = what, timeout_s

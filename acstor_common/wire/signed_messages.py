@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signed messages on the bus; the signature is verified before the payload is parsed.
 
-A host's message contains its certificate.  The decision service's does not: hosts receive its
-public keys (``signers.pem``) at enrolment.
+A host's message contains its certificate; hosts get the service's public keys at enrolment.
 """
 
 import base64

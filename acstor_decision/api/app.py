@@ -54,10 +54,7 @@ SEES_ALL = "acstor:image:hosts"  # policy of clients that may see the images of 
 def make_app(
     conf: cfg.ConfigOpts, store: database.Database, *, is_traced: bool = False
 ) -> middleware.Wsgi:
-    """Return the application, with :func:`check_tokens` unless ``auth`` is ``none``.
-
-    :param is_traced: requests with a valid trace header are traced
-    """
+    """Return the application, with :func:`check_tokens` unless ``auth`` is ``none``."""
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
         return middleware.wrap_app(tracing.wrap_app(plain, is_traced), conf)
@@ -71,10 +68,7 @@ def make_app(
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
-    """Return the application behind the token check.
-
-    :raises errors.Unusable: [keystone_authtoken] lacks credentials or an address
-    """
+    """Return the application behind the token check; Unusable: bad [keystone_authtoken]."""
     try:
         made: middleware.Wsgi = token_validation.TokenCheck(
             plain, conf, _unavailable, KEYSTONE_IS_GONE

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to the database; only this package uses SQL.
 
-Each method is one transaction, retried after a deadlock or while SQLite's file is locked.  Methods
-raise :class:`DatabaseError`.
+Each method is one transaction, retried after a deadlock or SQLite lock, or raises DatabaseError.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """WSGI entry point of the gateway: ``acstor_glance.gateway.wsgi:application``.
 
-Glance's configuration is in the files of ``ACSTOR_GATEWAY_CONF``, separated by colons, else in the
-default files of ``glance-api``.
+It reads the files in ``ACSTOR_GATEWAY_CONF``, separated by colons, else those of ``glance-api``.
 """
 
 import logging

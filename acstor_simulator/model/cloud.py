@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on a tree of switches, and a storage; hosts decide with ``acstor_agent.engine``.
-
-``doc/source/contributor/simulator.rst`` lists what the model leaves out.
-"""
+"""Hosts on a tree of switches, and a storage; hosts decide with ``acstor_agent.engine``."""
 
 import dataclasses
 import random

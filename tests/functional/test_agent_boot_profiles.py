@@ -18,7 +18,7 @@ from tests.lab import tuned
 pytestmark = hosts.needs_fuse
 
 CHUNKS = test_agent_timeline.CHUNKS
-BOOT = boot_profile.Boot(test_agent_timeline.SERVER, "database")
+BOOT = boot_profile.ProfiledBoot(test_agent_timeline.SERVER, "database")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def disk(tmp_path):
     return path
 
 
-def attach(agent: agents.Agent, image_id: ids.ImageId, boot: boot_profile.Boot) -> None:
+def attach(agent: agents.Agent, image_id: ids.ImageId, boot: boot_profile.ProfiledBoot) -> None:
     agent_client.AgentClient(str(agent.control_socket), 30.0).attach_image(image_id, boot=boot)
 
 
@@ -64,7 +64,7 @@ def test_boot_of_a_profile_reads_its_chunks_from_memory(images, image_id, start,
         hosts.wait_until(lambda: expected.items() <= shown().items(), f"{count} chunks")
 
     agent = start()
-    attach(agent, image_id, boot_profile.Boot(BOOT.instance_id, "other"))
+    attach(agent, image_id, boot_profile.ProfiledBoot(BOOT.instance_id, "other"))
     wait_chunks(CHUNKS // 2)
     attach(agent, image_id, BOOT)
     wait_chunks(CHUNKS)

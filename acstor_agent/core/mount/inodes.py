@@ -185,10 +185,7 @@ class Inodes:
         return self._number_of(b"process %d %d" % (pid, started)) % ((1 << _TAG_BITS) - 1) + 1
 
     def open(self, inode: int, recorded_as: int, tag: int = 0) -> int:
-        """Return a handle for a new opener of a mirror.
-
-        :param recorded_as: opener number of the boot recorder, 0 if it does not record it
-        """
+        """Return a new opener's handle; ``recorded_as``: its number in the boot recorder, or 0."""
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
         self.opening_of(handle)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failover among sources: their order and health.
-
-A source that is down is asked last for a while (``circuit_breaker``). Pieces that every source
-refuses are read from local copies.
-"""
+"""Failover among sources: their order and health; local copies serve pieces that all refuse."""
 
 from collections.abc import Callable
 from collections.abc import Hashable

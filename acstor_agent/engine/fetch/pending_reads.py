@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pending reads of this host: each gets its bytes, or the reason of a failure, by its deadline.
-
-When all providers failed, only fetches for guests are retried, after a pause (``retries``).
-"""
+"""Pending reads of this host: each gets its bytes, or the reason of a failure, by its deadline."""
 
 import collections
 import math

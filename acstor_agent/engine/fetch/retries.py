@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses between retries of chunks that guests need and no provider could give.
-
-Due retries take turns image by image, after guests that have just arrived.
-"""
+"""Pauses between retries of guests' chunks; due retries take turns by image, after new guests."""
 
 import collections
 from collections.abc import Iterator

@@ -80,10 +80,7 @@ class _SentTraces:
 
 
 class BootRecording:
-    """The recording of boots on this host.
-
-    Nova announces an instance that has a profile before its QEMU opens the image.
-    """
+    """Records boots; Nova announces an instance with a profile before its QEMU opens the image."""
 
     def __init__(
         self,

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of a chunk map, read from the source: CIDs and extents of some chunks.
-
-The map's checksum does not cover a single page; its extents are validated as those of a whole map.
-"""
+"""A page of a chunk map, read from the source; its extents are validated as in a whole map."""
 
 import functools
 import struct

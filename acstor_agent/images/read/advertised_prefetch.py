@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches chunks of one image that neighbours advertise, after all reads of guests.
-
-The cores ``chunk_state`` and ``prefetch`` choose them. Equal chunks are represented by the first.
-"""
+"""Prefetches chunks of one image that neighbours advertise, after all reads of guests."""
 
 from collections.abc import Callable
 from collections.abc import Iterable

@@ -17,10 +17,7 @@ async def run_for_each(
     limit: int,
     failures: tuple[type[Exception], ...],
 ) -> None:
-    """Run ``work`` on each item; the first of ``failures`` cancels the rest, and is raised.
-
-    :param limit: items at a time
-    """
+    """Work on ``limit`` items at once; the first of ``failures`` cancels the rest and is raised."""
     left, found = iter(items), []
 
     async def run_one_by_one(scope: trio.CancelScope) -> None:

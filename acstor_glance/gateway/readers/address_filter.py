@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to web servers that tenants name: only to public or allowed addresses.
 
-A name is resolved once, and the checked address is used.  The operator's proxies are not checked;
-they resolve names themselves.
+A name is resolved once, for check and connection. The operator's proxies are not checked.
 """
 
 import socket

@@ -33,14 +33,20 @@ def hosts(**places: str) -> dict[ids.HostId, base.HostLoad]:
     return {ids.HostId(host): base.HostLoad(place, 100.0) for host, place in places.items()}
 
 
+@pytest.fixture
+def path(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return the path of the file that ``static`` reads."""
+    found = tmp_path / "switches.json"
+    monkeypatch.setattr(static, "PATH", str(found))
+    return found
+
+
 def test_none_has_no_switches(configure):
     assert load(configure, "none").read_levels({}) == ()
 
 
-def test_static_reads_its_file_each_time(configure, tmp_path, monkeypatch):
-    path: pathlib.Path = tmp_path / "switches.json"
+def test_static_reads_its_file_each_time(configure, path):
     path.write_text('{"levels": [[{"traffic": 1, "capacity": 2.5}], []]}')
-    monkeypatch.setattr(static, "PATH", str(path))
     loads = load(configure, "static")
     assert loads.read_levels({}) == [[Load(1, 2.5)], []]
     path.write_text('{"levels": []}')
@@ -48,11 +54,9 @@ def test_static_reads_its_file_each_time(configure, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"levels": [[{"traffic": "much"}]]}', None])
-def test_static_names_its_file_when_it_is_invalid(configure, tmp_path, monkeypatch, text):
-    path = tmp_path / "switches.json"
+def test_static_names_its_file_when_it_is_invalid(configure, path, text):
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(static, "PATH", str(path))
     with pytest.raises(base.LoadsUnknown, match=r"switches\.json"):
         load(configure, "static").read_levels({})
 

@@ -151,6 +151,19 @@ def test_table_has_a_row_for_each_measure_and_package(
     assert "acstor_decision 0 0 0 6639 100 1704" in rows
 
 
+def test_missed_targets_have_their_reasons(
+    root: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scorecard.main(["--root", str(root)])
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missed: ")]
+    assert told == [
+        "missed: constructors above 8 parameters: no reason is known",
+        "missed: folders above 15 modules: these have 15 modules, and __init__.py",
+        "missed: modules in the largest folder: 15 modules, and __init__.py",
+        "missed: one-word public methods, %: no reason is known",
+    ]
+
+
 def test_folder_without_packages_is_an_error(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
