@@ -38,7 +38,7 @@ ATTACH_S = 10.0
 AT_A_TIME = 16  # hosts answered at once, because each may need a new connection
 
 MAP_BYTES = 32 * geometry.MIB
-"""Longest chunk map to download for another host: of 64 GiB in chunks of 64 KiB."""
+"""Longest chunk map to download for another host: of 51 GiB raw in chunks of 64 KiB."""
 MAPS_BYTES_OF_HOST = 64 * geometry.MIB  # limit of maps that are here because of one other host
 MAPS_BYTES = 256 * geometry.MIB  # limit of maps that are here because of all other hosts
 NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.MAX_IMAGES_PER_HOST)
