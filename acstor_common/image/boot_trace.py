@@ -149,7 +149,7 @@ def merge_profiles(
     elif before is not None and len(merged) < 2:
         common = before.common
     else:
-        common = merge(list(merged.values()), _MOST, limit_chunks)
+        common = merge([merged[key] for key in sorted(merged)], _MOST, limit_chunks)
     parts = merged
     if before is not None:
         parts = {k: (*before.common, *part) for k, part in before.of_profiles.items()} | merged

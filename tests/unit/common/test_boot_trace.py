@@ -2,6 +2,7 @@
 """A boot trace is bounded and has no duplicates; recording always ends."""
 
 import pytest
+from hypothesis import example
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -176,6 +177,8 @@ def test_new_profiles_displace_former_ones_beyond_the_limit():
 
 
 @given(BOOTS, st.integers(1, 10))
+@example([(DB, (1, 7)), (DB, (1, 7)), (WEB, (7, 1)), (WEB, (7, 1))], 2)
+@example([(WEB, (7, 1)), (WEB, (7, 1)), (DB, (1, 7)), (DB, (1, 7))], 2)
 def test_merging_again_changes_nothing(boots, limit):
     merged = boot_trace.merge_profiles(boots, 0.5, limit)
     assert boot_trace.merge_profiles(boots, 0.5, limit, before=merged) == merged
