@@ -62,10 +62,7 @@ run_tests() {
     [[ $1 != "$LONGEST" ]] || nice=()
     [[ $part != unit ]] || timed="timed or not"
     case $1 in
-        unit) # they hardly wait: they run where the others leave a processor
-            nice=(nice -n 8)
-            paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=("${UNIT_WORKERS[@]}")
-            ;;
+        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit side_by_side=("${UNIT_WORKERS[@]}") ;;
         functional) paths=("${FUNCTIONAL[@]:0:1}") without=(--ignore-glob="*/test_agent*") ;;
         agents) paths=(tests/functional/test_agent*.py) temporary=/var/tmp/a ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;

@@ -455,6 +455,7 @@ async def test_image_with_a_deadline_is_filled_at_the_required_rate(keeper):
     assert shown["mode"] == "urgent"
 
 
+@pytest.mark.timed
 async def test_deadline_is_kept_beside_a_guest_that_always_waits(keeper):
     keeper.set_limits(yield_s=1.0)  # a chunk a second
     keeper.is_waiting = True

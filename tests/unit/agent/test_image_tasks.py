@@ -355,10 +355,9 @@ async def test_boot_image_prefetch_does_not_delay_other_tasks(host):
     await host.wait(lambda reported: reported.state is State.RUNNING)
     other = str(one_host.OTHER)
     host.tasks.queue_task(task(2, Kind.FLATTEN, other))
-    while (await host.reported(other)).state is not State.DONE:
-        host.now_s += image_tasks.DESCRIBE_INTERVAL_S
+    while (await host.all())[other].task.state is not State.DONE:
         await trio.sleep(0.01)
-    assert (await host.reported()).state is State.RUNNING
+    assert (await host.all())[one_host.IMAGE].task.state is State.RUNNING
     host.may_come.set()
     done = await host.wait(lambda reported: reported.state is State.DONE)
     assert (done.kind, done.done, done.total) == (Kind.PREFETCH_BOOT_IMAGE, 9, 9)

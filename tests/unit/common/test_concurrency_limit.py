@@ -56,6 +56,7 @@ def test_callers_are_refused_at_once_while_all_calls_are_late() -> None:
             ended.set()
 
 
+@pytest.mark.timed
 def test_occasional_caller_is_served_despite_flooding_callers() -> None:
     """16 callers keep 4 slots busy and 4 calls waiting; each of 40 others is served at once."""
     limit = concurrency_limit.ConcurrencyLimit("Nova", 4, time, 2.0, max_waiting=4)
