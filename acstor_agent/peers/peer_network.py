@@ -188,11 +188,9 @@ class PeerNetwork:
 
     def raise_priorities(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Tell ``host`` that guests now wait for bulk requests."""
-        for channel in (
-            self._channels.get((host, peer_wire.ConnectionClass.BULK)),
-            *self._replaced,
-        ):
-            if channel and channel.host == host and channel.klass is peer_wire.ConnectionClass.BULK:
+        bulk = peer_wire.ConnectionClass.BULK
+        for channel in (self._channels.get((host, bulk)), *self._replaced):
+            if channel and channel.host == host and channel.klass is bulk:
                 channel.raise_priorities(request_ids)
 
     def _remove_channel(self, channel: peer_channel.Channel) -> None:
@@ -345,12 +343,13 @@ class PeerNetwork:
             await trio.aclose_forcefully(stream)
 
     def _make_room_for(self, new: server_connection.ServerConnection) -> None:
-        """Close the longest idle connection, of the host or of all, if there are too many."""
-        rivals = [c for c in self._incoming if (c.host, c.klass) == (new.host, new.klass)]
-        if len(rivals) < self._limits.of_host:
-            rivals = list(self._incoming)
-            if len(rivals) < self._limits.incoming:
-                return
+        """Close the longest idle (else longest silent) connection, if there are too many."""
+        rivals = [c for c in self._incoming if not c.is_closed]
+        of_host = [c for c in rivals if (c.host, c.klass) == (new.host, new.klass)]
+        if len(of_host) >= self._limits.of_host:
+            rivals = of_host
+        elif len(rivals) < self._limits.incoming:
+            return
         min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
 
     async def _may_handshake(self, stream: trio.SocketStream, ip: str) -> bool:

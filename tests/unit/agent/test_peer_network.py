@@ -10,6 +10,7 @@ import struct
 
 import pytest
 import trio
+import trio.testing
 
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
@@ -541,6 +542,24 @@ async def test_outgoing_connections_are_limited_within_one_loop_turn():
             )
         left = [line.host for line in client.net._channels.values() if line.is_open]
         assert left == ["h0.example"] and idle.connection.is_closed
+
+
+@pytest.mark.parametrize("limits", [{"of_host": 2}, {"of_host": 9, "incoming": 2}])
+async def test_incoming_connections_are_limited_within_one_loop_turn(limits):
+    async with (
+        serving(limits=peer_network.PeerLimits(**limits)) as (server, address),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(3):
+            streams = [await dial(address) for _ in range(8)]
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            for stream in streams:  # without a turn between them
+                stack.push_async_callback(stream.aclose)
+                os.write(stream.socket.fileno(), HELLO)
+            for stream in streams:
+                assert await stream.receive_some() == SERVER_HELLO
+            await wait_until(lambda: not any(line.is_closed for line in server._incoming))
+            assert server.connection_counts[0] == 2
 
 
 async def test_incoming_connections_are_limited():
