@@ -208,11 +208,11 @@ class PeerNetwork:
         if self._nursery is None:
             what = "a connection to another host"
             raise errors.SourceUnreachable(what, "this host", "its peer network is not running")
+        if not (channel and channel.is_open):
+            self._make_room()
         if channel:
             channel.scope.cancel()
             self._replaced.add(channel)
-        else:
-            self._make_room()
         channel = self._channels[host, klass] = peer_channel.Channel(
             host, address, klass, self.faults
         )

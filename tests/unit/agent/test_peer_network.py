@@ -544,6 +544,22 @@ async def test_outgoing_connections_are_limited_within_one_loop_turn():
         assert left == ["h0.example"] and idle.connection.is_closed
 
 
+async def test_replacement_of_a_closed_connection_counts_against_the_limit():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await trio.sleep_forever()
+
+    limits = peer_network.PeerLimits(outgoing=1)
+    async with faking(handler) as address, asking(address, limits=limits) as client:
+        idle = client.net._channel_to(SERVER, address, DEMAND)
+        await wait_until(lambda: idle.connection)
+        dialled = client.net._channel_to(CLIENT, address, DEMAND)
+        assert idle.connection.is_closed
+        with pytest.raises(errors.SourceUnreachable, match="in use"):
+            client.net._channel_to(SERVER, address, DEMAND)
+        assert [line for line in client.net._channels.values() if line.is_open] == [dialled]
+
+
 @pytest.mark.parametrize("limits", [{"of_host": 2}, {"of_host": 9, "incoming": 2}])
 async def test_incoming_connections_are_limited_within_one_loop_turn(limits):
     async with (
