@@ -52,8 +52,6 @@ class Counters(NamedTuple):
     invalid_chunks: int  # chunks from peers that did not match their CID
     backoffs: int  # times that a peer was put in backoff
     unauthorized: int  # refused requests of peers
-    served_chunks: int  # chunks sent to peers
-    referrals_sent: int  # requests of peers answered with a referral
     accepted_announcements: int  # chunks
     ignored_announcements: int  # chunks beyond the rate limit
     false_announcements: int  # chunks that the announcing host did not have
@@ -133,8 +131,6 @@ class Engine:
             peers.invalid_chunks,
             peers.backoffs,
             self.rights.refused,
-            self.requests.served_chunks,
-            self.requests.referrals_sent,
             self.context.announcements.accepted_chunks,
             self.context.announcements.ignored_chunks,
             self._responses.false_announcements,

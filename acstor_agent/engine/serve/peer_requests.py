@@ -49,7 +49,6 @@ class PeerRequests:
         self.links = requester_links.RequesterLinks()
         self.uploads = context.uploads
         self.copies = served_copies.ServedCopies(context)
-        self.served_chunks = self.referrals_sent = 0
         self._is_check_scheduled = False
 
     def __len__(self) -> int:
@@ -149,7 +148,6 @@ class PeerRequests:
             context.overlap.record_overlap(True, len(refs))
         if request.mode is not RELAYED:
             self.copies.record_served(host, refs, priority)
-        self.served_chunks += len(refs)
         context.out.add_reply(link.connection, actions.SendRun(request.number, refs, priority))
         given = requester.ServedRequest(request.number, request, refs, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
@@ -268,12 +266,10 @@ class PeerRequests:
     def _is_referred(self, pending: PendingRequest) -> bool:
         hosts = self.copies.refer(pending)
         if hosts:
-            self.referrals_sent += 1
             self._end(pending, actions.SendReferral(pending.number, hosts))
         return bool(hosts)
 
     def _answer(self, pending: PendingRequest) -> None:
-        self.served_chunks += 1
         link, ref = pending.link, pending.ref
         self.uploads.chunks_sent(link, (ref,), self._context.now)
         if pending.data is None:

@@ -46,7 +46,10 @@ def test_cached_run_is_served_in_one_event(machine):
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS]
     assert {answer.ref.cid for answer in machine.answers()} == machine.cache
-    assert not len(machine.core.requests) and machine.core.requests.served_chunks == COUNT
+    (reply,) = machine.got(actions.SendAnswers)
+    (sent,) = reply.answers
+    assert isinstance(sent, actions.SendRun) and len(sent.refs) == COUNT
+    assert not len(machine.core.requests)
     assert machine.core.requests.uploads.used == COUNT
     machine.answers_delivered(["h2"])
     assert not machine.core.requests.uploads.used
