@@ -89,9 +89,9 @@ class ImageService:
             chunks.exchange, chunks.mirrors, cache, self.usage, self.replication
         )
         chunks.peers.set_callbacks(
-            on_notification=fanout.announcement_received,
+            on_announcement=fanout.announcement_received,
             protocol_violated=chunks.exchange.protocol_violated,
-            on_notification_lost=chunks.exchange.announcement_lost,
+            on_announcement_lost=chunks.exchange.announcement_lost,
         )
 
     def _make_filler(self) -> background_fill.BackgroundFill:

@@ -28,11 +28,11 @@ class RequesterLink:
 
     __slots__ = (
         *("alive_s", "peer_requests", "connection", "given", "is_due", "is_slow"),
-        *("slots", "receiver", "undelivered", "watched_s"),
+        *("slots", "requester", "undelivered", "watched_s"),
     )
 
-    def __init__(self, connection: Hashable, receiver: Requester) -> None:
-        self.connection, self.receiver = connection, receiver
+    def __init__(self, connection: Hashable, requester: Requester) -> None:
+        self.connection, self.requester = connection, requester
         self.peer_requests: dict[int, PendingRequest] = {}  # by number
         self.given: dict[int, ServedRequest] = {}  # from the cache and undelivered, by number
         self.slots = self.undelivered = 0
@@ -62,7 +62,7 @@ class PendingRequest:
     def __init__(
         self, link: RequesterLink, request: chunk_ref.Request, number: int, deadline_s: float
     ) -> None:
-        self.link, self.host = link, link.receiver.host
+        self.link, self.host = link, link.requester.host
         self.request, self.number = request, number
         self.mode, self.priority = request.mode, request.priority
         self.deadline_s = deadline_s

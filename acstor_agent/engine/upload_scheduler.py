@@ -3,7 +3,7 @@
 
 Sent one after the other, answers arrive after half the time on average, and early receivers can
 serve others. So an answer occupies a *slot* until it is delivered; others queue, and requesters are
-referred to earlier ones. A slow receiver keeps a slot for SLOT_TIMEOUT_S and gets no more until it
+referred to earlier ones. A slow requester keeps a slot for SLOT_TIMEOUT_S and gets no more until it
 has caught up. Answers for a host with UNDELIVERED_BYTES are *parked* without their bytes.
 """
 
@@ -25,8 +25,8 @@ Requester = requester.Requester
 
 BUSY_QUEUE = 1  # queued answers from which on requesters are referred to other hosts
 FOR_OTHERS = 2
-"""Slots that a receiver leaves to others with the variant ``ring``, so that answers for a successor
-queue here, where others overtake them."""
+"""Slots that a requester leaves to others with the variant ``ring``, so that answers for a
+successor queue here, where others overtake them."""
 SLOT_TIMEOUT_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
 """Twice a peer's bytes in flight, since delivery is polled only now and then."""
@@ -51,7 +51,7 @@ class UploadScheduler:
         self._parked: fair_queue.FairQueue[PendingRequest] = fair_queue.FairQueue()
         self._unwatched: collections.OrderedDict[RequesterLink, None] = collections.OrderedDict()
         self._watched = 0
-        self._full_receiver: Requester | None = None  # the receiver with all the slots it may have
+        self._full_requester: Requester | None = None  # has all the slots that it may have
         self._queue_s = float("-inf")  # when an answer last met a queue
 
     def __len__(self) -> int:
@@ -62,15 +62,15 @@ class UploadScheduler:
         """Whether requesters should ask another host."""
         return self._turns.length >= BUSY_QUEUE
 
-    def has_slot(self, receiver: Requester, refs: Sequence[chunk_ref.ChunkRef]) -> bool:
+    def has_slot(self, requester: Requester, refs: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Return whether answers with these chunks may be sent at once."""
         if self._turns.length or self.used + len(refs) > self.slots.count:
             return False
-        before_last = receiver.undelivered + _cost_of(refs[:-1])
-        return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
+        before_last = requester.undelivered + _cost_of(refs[:-1])
+        return not self._is_full(requester) and before_last < UNDELIVERED_BYTES
 
-    def _is_full(self, receiver: Requester) -> bool:
-        return receiver.slots >= max(1, self.slots.count - self._for_others)
+    def _is_full(self, requester: Requester) -> bool:
+        return requester.slots >= max(1, self.slots.count - self._for_others)
 
     def queue_answer(self, pending: PendingRequest, now: float) -> None:
         """Queue an answer."""
@@ -79,9 +79,9 @@ class UploadScheduler:
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
     def _put(self, pending: PendingRequest) -> None:
-        receiver = pending.link.receiver
-        if receiver.undelivered < UNDELIVERED_BYTES:
-            receiver.undelivered += _cost(pending.ref)
+        requester = pending.link.requester
+        if requester.undelivered < UNDELIVERED_BYTES:
+            requester.undelivered += _cost(pending.ref)
             self._turns.put_item(pending.priority, pending.host, pending)
         else:
             pending.data = None
@@ -91,26 +91,26 @@ class UploadScheduler:
         """Return the next request to answer, if any; :meth:`unpark` must follow."""
         if self.used >= self.slots.count or not self._turns.length:
             return None
-        full = self._full_receiver
+        full = self._full_requester
         without = full.host if full is not None and self._is_full(full) else None
         pending = self._turns.take_next(skipped=without)
         if pending is not None:
-            pending.link.receiver.undelivered -= _cost(pending.ref)
+            pending.link.requester.undelivered -= _cost(pending.ref)
         return pending
 
     def remove(self, pending: PendingRequest) -> bool:
         """Remove an answer; return whether it was queued."""
         if self._turns.remove(pending.priority, pending.host, pending):
-            pending.link.receiver.undelivered -= _cost(pending.ref)
-            self.unpark(pending.link.receiver)
+            pending.link.requester.undelivered -= _cost(pending.ref)
+            self.unpark(pending.link.requester)
             return True
         return self._parked.remove(pending.priority, pending.host, pending)
 
-    def unpark(self, receiver: Requester) -> None:
+    def unpark(self, requester: Requester) -> None:
         """Queue parked answers of a host up to its limit."""
-        while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
+        while self._parked and requester.undelivered < UNDELIVERED_BYTES:
             parked = (
-                self._parked.take_by_priority(priority, receiver.host) for priority in Priority
+                self._parked.take_by_priority(priority, requester.host) for priority in Priority
             )
             pending = next(filter(None, parked), None)
             if pending is None:
@@ -123,12 +123,12 @@ class UploadScheduler:
         """Record that chunks were sent on a connection."""
         cost = _cost_of(refs)
         link.undelivered += cost
-        link.receiver.undelivered += cost
+        link.requester.undelivered += cost
         if not link.is_slow:
             link.slots += len(refs)
-            link.receiver.slots += len(refs)
-            if self._is_full(link.receiver):
-                self._full_receiver = link.receiver
+            link.requester.slots += len(refs)
+            if self._is_full(link.requester):
+                self._full_requester = link.requester
             self.used += len(refs)
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
@@ -158,11 +158,11 @@ class UploadScheduler:
         self._unwatched.pop(link, None)
         self._watched -= link.watched_s is not None
         self.used -= link.slots
-        link.receiver.slots -= link.slots
-        link.receiver.undelivered -= link.undelivered
+        link.requester.slots -= link.slots
+        link.requester.undelivered -= link.undelivered
         link.slots = link.undelivered = 0
         link.watched_s, link.is_slow = None, False
-        self.unpark(link.receiver)
+        self.unpark(link.requester)
         self._watch_another(now)
 
     def recount_uploads(self, links: Collection[RequesterLink], now: float) -> None:
@@ -177,13 +177,13 @@ class UploadScheduler:
         self.used = sum(link.slots for link in links)
         self._watched = sum(link.watched_s is not None for link in links)
         for link in links:
-            link.receiver.slots = link.receiver.undelivered = 0
+            link.requester.slots = link.requester.undelivered = 0
         for pending in self._turns:
-            pending.link.receiver.undelivered += _cost(pending.ref)
+            pending.link.requester.undelivered += _cost(pending.ref)
         for link in links:
-            link.receiver.slots += link.slots
-            link.receiver.undelivered += link.undelivered
-            self.unpark(link.receiver)
+            link.requester.slots += link.slots
+            link.requester.undelivered += link.undelivered
+            self.unpark(link.requester)
             if link.undelivered and link.watched_s is None and link not in self._unwatched:
                 self._watch(link, now)
         self._watch_another(now)
@@ -204,7 +204,7 @@ class UploadScheduler:
         self.slots.note_unanswered(SLOT_TIMEOUT_S)
         self._queue_s = now
         self.used -= link.slots
-        link.receiver.slots -= link.slots
+        link.requester.slots -= link.slots
         link.slots, link.is_slow = 0, True
 
     def _watch_another(self, now: float) -> None:

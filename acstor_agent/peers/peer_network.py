@@ -41,8 +41,8 @@ RETRY_S = 1.0  # pause of a loop that failed
 PeerLimits = peer_limits.PeerLimits
 Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
-OnNotification = server_connection.OnNotification
-BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
+OnAnnouncement = server_connection.OnAnnouncement
+OnViolation = Callable[[ids.HostId, errors.RemoteProtocolError], None]
 
 
 class PeerNetwork:
@@ -86,12 +86,12 @@ class PeerNetwork:
     def set_callbacks(
         self,
         *,
-        on_notification: OnNotification = lambda host, notification: None,
-        protocol_violated: BrokeRules = lambda host, error: None,
-        on_notification_lost: Callable[[ids.HostId], None] = lambda host: None,
+        on_announcement: OnAnnouncement = lambda host, announcement: None,
+        protocol_violated: OnViolation = lambda host, error: None,
+        on_announcement_lost: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
-        """Set the callbacks for announcements, violations and lost ones, before any connection."""
-        self._on_notification, self._on_notification_lost = on_notification, on_notification_lost
+        """Set callbacks for announcements, lost ones and violations, before any connection."""
+        self._on_announcement, self._on_announcement_lost = on_announcement, on_announcement_lost
         self._protocol_violated = protocol_violated
 
     @property
@@ -100,7 +100,7 @@ class PeerNetwork:
         return len(self.unauthenticated) + len(self._incoming), len(self._channels)
 
     async def aclose(self) -> None:
-        """End :meth:`run` and :meth:`serve_forever`, and close all connections."""
+        """Cancel :meth:`run` and :meth:`serve_forever`, without awaiting them."""
         for scope in self._scopes:
             scope.cancel()
         await trio.lowlevel.checkpoint()
@@ -146,15 +146,15 @@ class PeerNetwork:
         return [channel.connection for channel in self._channels.values() if channel.connection]
 
     def send_announcement(
-        self, host: ids.HostId, address: str, notification: peer_wire.Notification
+        self, host: ids.HostId, address: str, announcement: peer_wire.Notification
     ) -> None:
-        """Send a message to ``host``; drop it if there is no connection or room."""
+        """Send a message, connecting if needed; drop it if that or room fails."""
         try:
             channel = self._channel_to(host, address, peer_wire.ConnectionClass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("announcement dropped: %s", e)
             return
-        channel.send_announcement(notification)
+        channel.send_announcement(announcement)
 
     def send_requests(
         self,
@@ -166,7 +166,7 @@ class PeerNetwork:
         """Request chunks of ``host``, of one class of connections; callers keep deadlines.
 
         :param on_answers: called with each unverified answer or loss, never from within this call
-        :raises errors.LocalProtocolError: an older request with such a number may be answered yet
+        :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
         """
         klass = requests[0].priority.connection_class
         try:
@@ -255,7 +255,7 @@ class PeerNetwork:
         finally:
             self._remove_channel(channel)
             if channel.may_have_missed_announcements:
-                self._on_notification_lost(channel.host)
+                self._on_announcement_lost(channel.host)
 
     def _record_violation(
         self, channel: peer_channel.Channel, error: errors.RemoteProtocolError
@@ -378,7 +378,7 @@ class PeerNetwork:
                 theirs,
                 self._gate,
                 self._handler,
-                self._on_notification,
+                self._on_announcement,
                 self._budgets,
                 self._share,
             )

@@ -286,8 +286,8 @@ class Host:
         self.uses = usage.ImageUsage(self.images, set, set, clock)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache, self.uses)
         self.net.set_callbacks(
-            on_notification=self.news.announcement_received,
-            on_notification_lost=self.chunks.announcement_lost,
+            on_announcement=self.news.announcement_received,
+            on_announcement_lost=self.chunks.announcement_lost,
         )
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
@@ -353,7 +353,7 @@ class Host:
             "asked": len(self.chunks._peer_client._sent),
             "reads for peers": len(self.chunks.peer_server._reads),
             "begun for peers": sum(
-                receiver.begun for receiver in self.chunks.core.requests.links.receivers.values()
+                requester.begun for requester in self.chunks.core.requests.links.requesters.values()
             ),
             "requests of peers": len(self.chunks.core.requests),
             "waiting": len(self.waiting),

@@ -48,13 +48,13 @@ def check(host: Any) -> None:
             _check_pending(host, transfer, pending)
     waiting: dict[ids.HostId, int] = {}
     for link in requests.links:
-        waiting[link.receiver.host] = waiting.get(link.receiver.host, 0) + len(link.peer_requests)
+        waiting[link.requester.host] = waiting.get(link.requester.host, 0) + len(link.peer_requests)
         for pending in link.peer_requests.values():
             if pending.deadline_s < now - LOOK_S - 1e-6:
                 raise Broken(
                     f"{host.name}: a request of {pending.host} is {now - pending.deadline_s} late"
                 )
-    for found in requests.links.receivers.values():
+    for found in requests.links.requesters.values():
         what = found.requests, found.begun, found.undelivered
         if found.requests != waiting.get(found.host, 0) or min(what) < 0:
             raise Broken(f"{host.name}: {what} of {found.host}, {waiting.get(found.host, 0)} wait")

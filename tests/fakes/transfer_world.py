@@ -367,14 +367,14 @@ class World:
         for host in self.hosts.values():
             context = host.core.context
             peers = context.peers.list_peers()
-            receivers = host.core.requests.links.receivers.values()
+            requesters = host.core.requests.links.requesters.values()
             counts = {
                 "transfers": len(host.core),
                 "waiters": len(host.core.pending),
                 "peer_requests": len(host.core.requests),
                 "attempts": sum(len(peer.pending) for peer in peers),
-                "charged_to": sum(found.begun + found.requests for found in receivers),
-                "undelivered": sum(found.undelivered for found in receivers),
+                "charged_to": sum(found.begun + found.requests for found in requesters),
+                "undelivered": sum(found.undelivered for found in requesters),
                 "answers": len(host.core.requests.uploads) + host.core.requests.uploads.used,
                 "news": len(context.announcements),
                 "reads": len(context.source_reads),

@@ -43,8 +43,8 @@ class PeerWaiters(Protocol):
     def chunks_arrived(self, transfer: Transfer, data: Bytes) -> None:
         """Answer the peers that wait for a transfer."""
 
-    def requests_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Refuse the peers that wait for a track that has ended."""
+    def transfer_failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Refuse the peers for which nothing is under way now."""
 
 
 class PendingReads:
@@ -258,7 +258,7 @@ class PendingReads:
         """Continue without the source, for local readers and for peers."""
         self._context.transfers.uncharge(transfer)
         self.selection.source_failed(transfer, failure)
-        self._peer_waiters.requests_failed(transfer, failure)
+        self._peer_waiters.transfer_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
     def providers_failed(self, transfer: Transfer, failure: Failure) -> None:
@@ -268,7 +268,7 @@ class PendingReads:
         for single in self._context.transfers.split_transfer(transfer) if transfer.waiters else ():
             if self._context.transfers.get(single.key) is single:  # it may have ended with others
                 self._look_up_or_pause(single, failure)
-        self._peer_waiters.requests_failed(transfer, Failure.MISSING)
+        self._peer_waiters.transfer_failed(transfer, Failure.MISSING)
         self._context.transfers.drop_if_done(transfer)
 
     def _look_up_or_pause(self, transfer: Transfer, failure: Failure) -> None:

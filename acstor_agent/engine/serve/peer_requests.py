@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of peers: each is answered once, cancelled, or times out.
+"""Requests of peers: each gets one answer, or is cancelled.
 
-The chunks that one host can make this host hold and fetch are bounded, including fetches for which
-it no longer waits. The mode of a request limits what it may wait for.
+The chunks that one host can make this one hold and fetch are bounded, abandoned fetches included.
+The mode of a request limits what it may wait for.
 """
 
 import collections
@@ -32,7 +32,7 @@ RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
 """Wait of a HELD request for a transfer: breaks a cycle of hosts with different tables."""
-CHECK_S = 0.5  # interval at which deadlines are checked, so the longest delay of a timeout
+CHECK_S = 0.5  # interval of checks of deadlines; a timeout is at most this late
 MAX_TIMEOUT_S = 60.0  # longest time for a request, whatever its sender says
 
 
@@ -70,12 +70,12 @@ class PeerRequests:
                 context.out.others.append(actions.CloseConnection(connection, why))
                 break
             deadline_s = context.now + min(request.timeout_s, MAX_TIMEOUT_S)
-            if link.receiver.requests + len(numbers) > context.settings.requests_of_peer:
+            if link.requester.requests + len(numbers) > context.settings.requests_of_peer:
                 all_pending = [PendingRequest(link, request, n, deadline_s) for n in numbers]
                 self._refuse_all(all_pending, Failure.BUSY)
                 continue
             refs = self._rights.authorize(host, request)
-            if isinstance(refs, list) and self._may_give_run(link.receiver, request, refs):
+            if isinstance(refs, list) and self._may_give_run(link.requester, request, refs):
                 self._give_run(link, request, refs, deadline_s)
                 continue
             all_pending = [PendingRequest(link, request, n, deadline_s) for n in numbers]
@@ -119,7 +119,7 @@ class PeerRequests:
 
     def _may_give_run(
         self,
-        receiver: requester.Requester,
+        requester: requester.Requester,
         request: chunk_ref.Request,
         refs: Sequence[chunk_ref.ChunkRef],
     ) -> bool:
@@ -129,7 +129,7 @@ class PeerRequests:
         cids = [ref.cid for ref in refs]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
             return False
-        if not uploads.has_slot(receiver, refs):
+        if not uploads.has_slot(requester, refs):
             return False
         rights = self._rights
         return rights.names.may_serve_all(refs) or all(
@@ -143,7 +143,7 @@ class PeerRequests:
         refs: Sequence[chunk_ref.ChunkRef],
         deadline_s: float,
     ) -> None:
-        context, host, priority = self._context, link.receiver.host, request.priority
+        context, host, priority = self._context, link.requester.host, request.priority
         if priority is not PREFETCH:
             context.overlap.record_overlap(True, len(refs))
         if request.mode is not RELAYED:
@@ -175,7 +175,7 @@ class PeerRequests:
     # Chunks that are not cached
 
     def _fetch_chunk(self, pending: PendingRequest) -> None:
-        context, receiver, mode = self._context, pending.link.receiver, pending.mode
+        context, requester, mode = self._context, pending.link.requester, pending.mode
         if (kept := context.kept.get(pending.ref.key)) is not None:
             pending.data = kept
             self._give_chunk(pending)
@@ -186,13 +186,13 @@ class PeerRequests:
             self._join(pending, transfer)
             return
         is_new = transfer is None or (transfer.relay is None and transfer.read is None)
-        if is_new and receiver.begun >= context.settings.transfers_of_peer:
+        if is_new and requester.begun >= context.settings.transfers_of_peer:
             self._refuse(pending, Failure.BUSY)
             return
         transfer = context.transfers.get_or_create((pending.ref,), pending.priority)
         if is_new and transfer.charged_to is None:
-            transfer.charged_to = receiver
-            receiver.begun += 1
+            transfer.charged_to = requester
+            requester.begun += 1
         transfer.peer_requests[pending] = None
         if mode is RELAYED:
             self._read_through.start_source_read(transfer, pending.priority, pending.host)
@@ -200,7 +200,7 @@ class PeerRequests:
             self._read_through.start_read(transfer, pending.priority, pending.host, mode.is_moved)
 
     def _join(self, pending: PendingRequest, transfer: transfer.Transfer | None) -> None:
-        """Let a HELD request wait briefly for a transfer, if not for the peer itself."""
+        """Let a request wait briefly for a transfer, unless only its host is asked."""
         is_coming = transfer is not None and transfer.read is not None
         if not is_coming and transfer is not None and pending.mode is not RELAYED:
             others = [attempt.host for attempt in transfer.attempts if attempt.host != pending.host]
@@ -223,8 +223,8 @@ class PeerRequests:
             if not self._is_referred(pending):
                 self._give_chunk(pending)
 
-    def requests_failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
-        """Refuse the requests whose track of a transfer has ended."""
+    def transfer_failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
+        """Refuse the requests for which nothing is under way now."""
         if transfer.read is not None:
             return
         is_relayed = transfer.relay is not None
@@ -253,7 +253,7 @@ class PeerRequests:
             return
         if pending.mode is not RELAYED:
             self.copies.record_served(pending.host, (pending.ref,), pending.priority)
-        if self.uploads.has_slot(pending.link.receiver, (pending.ref,)):
+        if self.uploads.has_slot(pending.link.requester, (pending.ref,)):
             self._answer(pending)
         else:
             self.uploads.queue_answer(pending, self._context.now)
@@ -284,7 +284,7 @@ class PeerRequests:
                 self._answer(pending)
             else:
                 self._fetch_chunk(pending)
-            self.uploads.unpark(pending.link.receiver)
+            self.uploads.unpark(pending.link.requester)
 
     def answers_delivered(self, connection: Hashable, late_s: float) -> None:
         """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""

@@ -15,7 +15,7 @@ class RequesterLinks:
     """The connections, with the pending requests of each and their number per host."""
 
     def __init__(self) -> None:
-        self.receivers: dict[ids.HostId, requester.Requester] = {}
+        self.requesters: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
 
     def __iter__(self) -> Iterator[requester.RequesterLink]:
@@ -31,11 +31,11 @@ class RequesterLinks:
         """Return a connection for new requests; its keepalives begin with the first of them."""
         link = self._links.get(connection)
         if link is None:
-            receiver = self.receivers.get(host)
-            if receiver is None:
-                receiver = self.receivers[host] = requester.Requester(host)
-            link = self._links[connection] = requester.RequesterLink(connection, receiver)
-            receiver.links += 1
+            if host not in self.requesters:
+                self.requesters[host] = requester.Requester(host)
+            link = requester.RequesterLink(connection, self.requesters[host])
+            self._links[connection] = link
+            link.requester.links += 1
         if not link.peer_requests:
             link.alive_s = now
         return link
@@ -44,19 +44,19 @@ class RequesterLinks:
         """Remove a connection; return it, if it is known."""
         link = self._links.pop(connection, None)
         if link is not None:
-            link.receiver.links -= 1
+            link.requester.links -= 1
         return link
 
     def add_requests(self, all_pending: Sequence[requester.PendingRequest]) -> None:
         """Add pending requests of one connection."""
         link = all_pending[0].link
         link.peer_requests.update([(pending.number, pending) for pending in all_pending])
-        link.receiver.requests += len(all_pending)
+        link.requester.requests += len(all_pending)
 
     def remove_request(self, pending: requester.PendingRequest) -> None:
         """Remove a request, if it is pending."""
         if pending.link.peer_requests.pop(pending.number, None) is not None:
-            pending.link.receiver.requests -= 1
+            pending.link.requester.requests -= 1
 
     def is_waiting(self, pending: requester.PendingRequest) -> bool:
         """Return whether a request is pending on an open connection."""
@@ -75,13 +75,13 @@ class RequesterLinks:
 
     def recount(self, begun: collections.Counter[requester.Requester | None]) -> None:
         """Rebuild the counters after a fault; ``begun``: transfers by the host charged for them."""
-        for receiver in self.receivers.values():
-            receiver.begun, receiver.requests = begun[receiver], 0
+        for one in self.requesters.values():
+            one.begun, one.requests = begun[one], 0
         for link in self._links.values():
-            link.receiver.requests += len(link.peer_requests)
+            link.requester.requests += len(link.peer_requests)
 
     def drop_idle(self) -> None:
         """Forget hosts without connections and transfers."""
-        for receiver in list(self.receivers.values()):
-            if not (receiver.links or receiver.begun):
-                del self.receivers[receiver.host]
+        for one in list(self.requesters.values()):
+            if not (one.links or one.begun):
+                del self.requesters[one.host]

@@ -39,7 +39,7 @@ class Channel:
         self.connection: client_connection.ClientConnection | None = None
         self.failure: errors.AcstorError | None = None
         self._faults = faults
-        self._notifications: list[peer_wire.Notification] = []
+        self._announcements: list[peer_wire.Notification] = []
         self._has_announced = False
         self._requests: dict[int, tuple[peer_wire.ChunkRequest, client_connection.OnAnswers]] = {}
         self._raised: set[int] = set()  # those that became urgent
@@ -58,13 +58,13 @@ class Channel:
         )
         return self._has_announced and has_gone
 
-    def send_announcement(self, notification: peer_wire.Notification) -> None:
+    def send_announcement(self, announcement: peer_wire.Notification) -> None:
         """Send an announcement, now or when connected."""
         self._has_announced = True
         if self.connection:
-            self.connection.send_announcement(notification)
-        elif len(self._notifications) < EARLY_MESSAGES:
-            self._notifications.append(notification)
+            self.connection.send_announcement(announcement)
+        elif len(self._announcements) < EARLY_MESSAGES:
+            self._announcements.append(announcement)
 
     def send_requests(
         self, requests: Sequence[peer_wire.ChunkRequest], on_answers: client_connection.OnAnswers
@@ -100,8 +100,8 @@ class Channel:
         """Take the connection, and send what has waited for it."""
         self.connection = connection
         self.is_decided.set()
-        for notification in self._notifications:
-            connection.send_announcement(notification)
+        for announcement in self._announcements:
+            connection.send_announcement(announcement)
         asked: dict[client_connection.OnAnswers, dict[peer_wire.ChunkRequest, None]] = {}
         for request, on_answers in self._requests.values():
             asked.setdefault(on_answers, {})[request] = None

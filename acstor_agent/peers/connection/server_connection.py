@@ -26,7 +26,7 @@ from acstor_common.util import token_buckets
 from acstor_common.wire.peer import peer_receiver
 from acstor_common.wire.peer import peer_wire
 
-OnNotification = Callable[[ids.HostId, peer_wire.Notification], None]
+OnAnnouncement = Callable[[ids.HostId, peer_wire.Notification], None]
 """Called with a host and its announcement."""
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
@@ -91,13 +91,13 @@ class ServerConnection(base_connection.PeerConnection):
         hello: peer_wire.Hello,
         gate: demand_gate.DemandGate,
         handler: RequestHandler,
-        on_notification: OnNotification,
+        on_announcement: OnAnnouncement,
         budgets: Budgets,
         share: loop_share.LoopShare,
     ) -> None:
         super().__init__(hello.host_id, link, receiver, hello.klass, gate, share)
         self._handler = handler
-        self._on_notification = on_notification
+        self._on_announcement = on_announcement
         self._budgets = budgets
         self._charged_bytes = 0
         self._received: list[peer_wire.ChunkRequest] = []  # passed to the handler together
@@ -202,7 +202,7 @@ class ServerConnection(base_connection.PeerConnection):
                 self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.Notification):
                 self._budgets.notifications.charge_tokens(self._sharer, 1, trio.current_time())
-                self._on_notification(self.host, part)
+                self._on_announcement(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.ChunkRequest]) -> None:
         asked: dict[int, int] = {}

@@ -39,9 +39,9 @@ class Failing(request_server.TaskServer):
 
 
 @contextlib.asynccontextmanager
-async def answering_with(on_notification=lambda host, news: None, **methods):
+async def answering_with(on_announcement=lambda host, news: None, **methods):
     net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY)
-    net.set_callbacks(on_notification=on_notification)
+    net.set_callbacks(on_announcement=on_announcement)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         giver = Failing(nursery, **methods)

@@ -888,7 +888,7 @@ async def test_announcement_to_an_unreachable_host_is_reported_lost():
     unheard = []
     async with serving() as (_server, address):
         pass
-    async with asking(address, reported={"on_notification_lost": unheard.append}) as client:
+    async with asking(address, reported={"on_announcement_lost": unheard.append}) as client:
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
@@ -900,7 +900,7 @@ async def test_announcement_is_reported_lost_when_its_host_disconnects():
     unheard = []
     async with (
         serving() as (server, address),
-        asking(address, reported={"on_notification_lost": unheard.append}) as client,
+        asking(address, reported={"on_announcement_lost": unheard.append}) as client,
     ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=PREFETCH)
@@ -914,7 +914,7 @@ async def test_announcement_is_not_lost_when_an_idle_connection_closes():
     unheard = []
     async with serving() as (_server, address):
         async with asking(
-            address, limits=QUICK, reported={"on_notification_lost": unheard.append}
+            address, limits=QUICK, reported={"on_announcement_lost": unheard.append}
         ) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=PREFETCH)

@@ -265,11 +265,11 @@ def test_closed_connection_ends_its_requests(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     machine.peer_disconnected("h2")
-    (receiver,) = machine.core.requests.links.receivers.values()
-    assert (receiver.requests, len(machine.core.requests)) == (0, 0)
+    (requester,) = machine.core.requests.links.requesters.values()
+    assert (requester.requests, len(machine.core.requests)) == (0, 0)
     for read in [*machine.core.context.source_reads._ranges]:
         machine.source_ended(read, Failure.UNREACHABLE)
-    assert not len(machine.core) and not receiver.begun
+    assert not len(machine.core) and not requester.begun
 
 
 def test_peer_request_times_out_while_the_source_is_silent(machine):

@@ -181,9 +181,9 @@ class Scene:
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
         uplink, prefetches = requests.uploads, waiters.prefetch_limits
-        receivers = [
+        requesters = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
-            for one in requests.links.receivers.values()
+            for one in requests.links.requesters.values()
         ]
         owed = [
             peer.host for peer in context.peers.list_peers() if peer.pending or peer.in_flight_bytes
@@ -204,7 +204,7 @@ class Scene:
             - sum(prefetches._limits.values()),
             "requests": len(requests) + len(self.requests),
             "upload slots": uplink.used + uplink._watched + len(uplink),
-            "of receivers": sum(map(sum, receivers)),
+            "of requesters": sum(map(sum, requesters)),
             "owed by peers": len(owed),
             "queued requests": sum(peer.queue.length for peer in context.peers.list_peers()),
         }

@@ -35,12 +35,12 @@ def test_raised_priority_moves_a_peer_request_to_the_front(machine):
     order = [given.ref.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
     machine.answers_delivered(["h2", "h3"])
-    assert not any(vars_of(found) for found in machine.core.requests.links.receivers.values())
+    assert not any(vars_of(found) for found in machine.core.requests.links.requesters.values())
 
 
-def vars_of(receiver):
-    """Return a nonzero counter of a receiver, if any."""
-    return receiver.requests or receiver.begun or receiver.undelivered
+def vars_of(requester):
+    """Return a nonzero counter of a requester, if any."""
+    return requester.requests or requester.begun or requester.undelivered
 
 
 # Order
@@ -130,8 +130,8 @@ def test_bytes_sent_to_a_receiver_that_does_not_read_are_bounded(machine):
         machine.wait(1.0)
         given += given_bytes(machine)
     assert given <= 16 * 1024 * 1024 + one_machine.CHUNK and busy > 10_000
-    (receiver,) = machine.core.requests.links.receivers.values()
-    assert receiver.requests <= machine.core.context.settings.requests_of_peer
+    (requester,) = machine.core.requests.links.requesters.values()
+    assert requester.requests <= machine.core.context.settings.requests_of_peer
     others = flood(machine, "h3", "h3", 100)  # other receivers are not affected
     for _ in range(50):
         machine.answers_delivered(["h3"])
@@ -143,7 +143,7 @@ def test_bytes_sent_to_a_receiver_that_does_not_read_are_bounded(machine):
     assert given > 17 * 1024 * 1024
     for connection in ("c0", "c1", "c2"):
         machine.peer_disconnected(connection)
-    assert not vars_of(receiver) and not machine.core.requests.uploads.used
+    assert not vars_of(requester) and not machine.core.requests.uploads.used
 
 
 def test_receiver_that_reads_steadily_gets_all_chunks(machine):
@@ -172,7 +172,7 @@ def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
         gave = [data_of(found.offset // one_machine.CHUNK) for found in refs]
         machine.source_read_progressed(read, list(enumerate(gave)))
         given += given_bytes(machine)
-    (receiver,) = machine.core.requests.links.receivers.values()
+    (requester,) = machine.core.requests.links.requesters.values()
     (link,) = machine.core.requests.links
     held = [pending for pending in link.peer_requests.values() if pending.data is not None]
     assert not given and len(link.peer_requests) == 400 and machine.core.requests.uploads._parked
@@ -182,7 +182,7 @@ def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
     machine.core.requests.uploads.slots.count = 64
     machine.answers_delivered(["h2"])
     machine.peer_disconnected("h2")
-    assert not receiver.requests and not receiver.undelivered
+    assert not requester.requests and not requester.undelivered
 
 
 def test_cancelled_requests_leave_the_upload_queue(machine):
@@ -193,8 +193,8 @@ def test_cancelled_requests_leave_the_upload_queue(machine):
         flood(machine, "c", "h2", 500, at)
         assert len(line) and len(line._parked)
         machine.peer_cancelled("c", list(machine.core.requests.links.get("c").peer_requests))
-        (receiver,) = machine.core.requests.links.receivers.values()
-        assert not len(line) and not len(line._parked) and not vars_of(receiver)
+        (requester,) = machine.core.requests.links.requesters.values()
+        assert not len(line) and not len(line._parked) and not vars_of(requester)
 
 
 def test_delivery_is_watched_once_per_connection(machine):
