@@ -182,7 +182,9 @@ def _verified(headers: object) -> dict[str, Any] | None:
         return None
     keys = getattr(web, "_HMAC_KEYS", None)  # set by enable
     signed = headers.get(web.X_TRACE_INFO), headers.get(web.X_TRACE_HMAC)
-    if not keys or not all(isinstance(one, str) and len(one) <= MAX_HEADER_CHARS for one in signed):
+    if not keys or not all(
+        isinstance(one, str) and one.isascii() and len(one) <= MAX_HEADER_CHARS for one in signed
+    ):
         return None
     from osprofiler import _utils as signatures  # the middleware's; there is no public way
 

@@ -163,6 +163,7 @@ def test_message_continues_the_trace_of_its_sender(traced):
         "text",
         {},
         {web.X_TRACE_INFO: "x" * 2000, web.X_TRACE_HMAC: "0" * 40},
+        {**signed(), web.X_TRACE_HMAC: "é" * 40},
         signed(base_id=["a list"]),
         signed(parent_id=7),
     ],
