@@ -64,7 +64,7 @@ class ImagePins:
     ) -> None:
         self.pins = cache_pins.Pins()
         self._limits = limits
-        self.changes = 0  # number of changes of the pinned contents; capacity only changes with it
+        self.changes = 0  # number of changes of the pinned contents, and of whom they are for
         self.report_write: Callable[[str], None] = lambda why: None
         """Called after each write of the file, with the failure or ""."""
         self.cache: cache_files.CacheFiles  # the cache with these pins; set once it is open
@@ -348,8 +348,11 @@ class ImagePins:
 
     async def _set(self, pin: ImagePin) -> None:
         image_id = ids.parse_image_id(pin.image_id)
-        if self._kept.get(image_id) != pin:
+        before = self._kept.get(image_id)
+        if before != pin:
             self._kept[image_id] = pin
+            if before is not None and before.is_replica != pin.is_replica:
+                self.changes += 1
             await self._save()
 
     async def _save(self) -> None:

@@ -324,6 +324,18 @@ async def test_share_without_space_is_reported(tmp_path, rig):
         assert not keeper.promised_bytes()
 
 
+async def test_share_over_the_half_is_kept_once_another_replica_is_used_here(tmp_path, rig):
+    rig.table = table_of("h1", "h2")  # each keeps every chunk
+    async with running(tmp_path, rig, 7 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        keeper.asks(H2, OTHER)
+        await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
+        await keeper.use(IMAGE)
+        await keeper.answer(H2, OTHER)
+        assert keeper.promised_bytes() == 300 * CHUNK
+
+
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
 async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, rig):
     rig.table = table_of("h1", "h2")  # each keeps every chunk
