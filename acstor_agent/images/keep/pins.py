@@ -316,6 +316,7 @@ class ImagePins:
             with trio.CancelScope(shield=True):
                 await _for_part(part, self.cache.unpin_chunk)
             self.changes += 1
+            self.cache.shrink_to_limit()
 
     async def unpin_image(self, image_id: ids.ImageId) -> None:
         """Unpin an image, if it is pinned."""

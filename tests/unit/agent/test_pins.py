@@ -274,6 +274,29 @@ async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path):
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
+async def test_slabs_over_a_lowered_limit_are_evicted_once_a_former_share_expires(tmp_path):
+    rig, limits = Rig("h1", *"abcdefg"), pins.PinLimits(former_share_s=0.0)
+    data = one_host.image_bytes(3 * MIB)
+    async with keeping(tmp_path, shares=rig.shares()) as host:
+        host.add(data)
+        image = await host.mirrors.attach_image(IMAGE)
+        later = rig.shares().part_of(image.map, rig.table).list_contents()
+        rig.be("h1", "h2")
+        assert await make(host, IMAGE) == 0
+        chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
+        chunks.sort(key=lambda chunk: ids.cid_of(chunk) not in later)  # which fill one slab
+        for chunk in chunks:
+            await host.cache.wait_for_room()
+            assert host.cache.store_chunk(ids.cid_of(chunk), chunk)
+    async with keeping(tmp_path, 2 * MIB, shares=rig.shares(), pin_limits=limits) as host:
+        rig.be("h1", *"abcdefg")
+        assert await host.pins.apply_ring(IMAGE) == 0
+        assert host.cache.statistics.disk_bytes >= 3 * MIB
+        await host.pins.release_former_shares()
+        assert host.cache.statistics.disk_bytes <= 2 * MIB
+        assert host.cache.pinned_missing == 0
+
+
 async def test_share_of_an_image_without_space_is_computed_once_per_table(tmp_path):
     limits = pins.PinLimits(unpinned_parts=1)
     rig, found = Rig("h1", "h2"), []
