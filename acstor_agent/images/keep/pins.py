@@ -106,8 +106,8 @@ class ImagePins:
             self._kept[image_id] = pin
             if lacking_bytes and self._waits_for_table(pin):
                 continue
-            if pin.is_replica and self._lacks_for_replicas(pin, part, contents):
-                LOG.warning("image %s: no longer kept for other hosts: no space", image_id)
+            if pin.is_replica and (lacking_bytes or self._replica_excess_bytes(pin, part)):
+                LOG.warning("image %s: not kept for other hosts now: no space", image_id)
                 continue
             self._pinned[image_id] = part
             self._add(contents)
@@ -121,17 +121,6 @@ class ImagePins:
 
     def _waits_for_table(self, pin: ImagePin) -> bool:
         return self._shares is not None and not self.has_share and not pin.is_operator_pin
-
-    def _lacks_for_replicas(
-        self, pin: ImagePin, part: replica_placement.ReplicaPart, contents: Contents
-    ) -> bool:
-        slots = collections.Counter(self.pins.slot_counts) + collections.Counter(
-            capacity.slots_of(contents, self.pins)
-        )
-        return bool(
-            self._replica_excess_bytes(pin, part)
-            or cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
-        )
 
     def _lacking_bytes(self, more: Mapping[int, int]) -> int:
         slots = collections.Counter(self.pins.slot_counts) + collections.Counter(more)

@@ -262,16 +262,21 @@ async def test_share_that_grows_with_a_new_ring_table_displaces_replicas(tmp_pat
         assert list(host.pins.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
-@pytest.mark.expect_log("no space")
-async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path):
+@pytest.mark.expect_log(f"image {OTHER}: not kept for other hosts now: no space")
+async def test_lowered_limit_unpins_chunks_of_replicas_at_start(tmp_path, monkeypatch):
     rig = Rig("h1", "h2")
     async with keeping(tmp_path, shares=rig.shares()) as host:
         host.add(one_host.image_bytes(MIB), OTHER)
         host.add(one_host.image_bytes(2 * MIB, seed=5))
         assert await make(host, OTHER, is_replica=True) == 0 == await make(host, IMAGE)
+    looked, slots_of = [], capacity.slots_of
+    monkeypatch.setattr(
+        capacity, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+    )
     async with keeping(tmp_path, SMALL, shares=rig.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
         assert list(host.pins.list_pins()) == [OTHER, IMAGE]
+        assert len(looked) == 2  # once for each image
 
 
 async def test_slabs_over_a_lowered_limit_are_evicted_once_a_former_share_expires(tmp_path):
