@@ -85,7 +85,7 @@ class FillProgress:
         self.backoff = backoff
         self.counted_s = -math.inf
         self.losses_at_count = 0  # losses of pinned chunks, of all images, at the count
-        self.changes_at_failure = -1  # ImagePins.changes when it did not fit
+        self.changes_at_failure: object = None  # ImagePins.changes when it did not fit
         self.refused_bytes = 0  # length of a chunk that the cache has no space for; 0: none
 
     @property

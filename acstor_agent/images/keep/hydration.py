@@ -101,7 +101,7 @@ class Hydration:
                 known = self._filler.progress_of(image_id)
                 if is_used and not known.is_used:
                     known.changes_at_failure, known.counted_s = (
-                        -1,
+                        None,
                         -math.inf,
                     )  # it has precedence now
                 known.is_used = is_used
@@ -211,7 +211,7 @@ class Hydration:
         known.backoff.record_success()
         changes = self._pins.changes
         lacking_bytes = await self._pins.pin_image(image_id, image.map, is_replica=is_replica)
-        known.changes_at_failure = changes if lacking_bytes else -1
+        known.changes_at_failure = changes if lacking_bytes else None
         if lacking_bytes and not known.shortfall_bytes:
             LOG.log(
                 logging.INFO if is_replica else logging.WARNING,

@@ -64,7 +64,7 @@ class ImagePins:
     ) -> None:
         self.pins = cache_pins.Pins()
         self._limits = limits
-        self.changes = 0  # number of changes of the pinned contents, and of whom they are for
+        self._changes = 0
         self.report_write: Callable[[str], None] = lambda why: None
         """Called after each write of the file, with the failure or ""."""
         self.cache: cache_files.CacheFiles  # the cache with these pins; set once it is open
@@ -148,6 +148,11 @@ class ImagePins:
         return len(images), sum(part.total_bytes for part in parts)
 
     @property
+    def changes(self) -> tuple[int, hash_ring.Ring | None]:
+        """Changes of pinned contents, their purpose and the table; no other changes capacity."""
+        return self._changes, None if self._shares is None else self._shares.share_table()
+
+    @property
     def has_share(self) -> bool:
         """Whether this host has shares of images, as a member of the v-node table."""
         return self._shares is not None and self._shares.share_table() is not None
@@ -213,7 +218,7 @@ class ImagePins:
             return lacking_bytes
         contents = await trio.to_thread.run_sync(part.list_contents)
         self._pinned[image_id] = part
-        self.changes += 1
+        self._changes += 1
         await _for_each(contents, self.cache.pin_chunk)
         if before is not None:
             formers = self._former.setdefault(image_id, [])
@@ -304,7 +309,7 @@ class ImagePins:
         for part in over:
             with trio.CancelScope(shield=True):
                 await _for_part(part, self.cache.unpin_chunk)
-            self.changes += 1
+            self._changes += 1
             self.cache.shrink_to_limit()
 
     async def unpin_image(self, image_id: ids.ImageId) -> None:
@@ -322,7 +327,7 @@ class ImagePins:
             contents = await trio.to_thread.run_sync(part.list_contents)
             del self._pinned[image_id]
             await _for_each(contents, self.cache.unpin_chunk)
-            self.changes += 1
+            self._changes += 1
             self.cache.shrink_to_limit()
 
     def forget_unpinned_parts(self, kept: Container[ids.ImageId]) -> None:
@@ -342,7 +347,7 @@ class ImagePins:
         if before != pin:
             self._kept[image_id] = pin
             if before is not None and before.is_replica != pin.is_replica:
-                self.changes += 1
+                self._changes += 1
             await self._save()
 
     async def _save(self) -> None:

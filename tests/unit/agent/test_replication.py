@@ -336,6 +336,15 @@ async def test_share_over_the_half_is_kept_once_another_replica_is_used_here(tmp
         assert keeper.promised_bytes() == 300 * CHUNK
 
 
+async def test_share_without_space_is_kept_once_a_ring_table_makes_it_smaller(tmp_path, rig):
+    rig.table = table_of("h1", "h2")
+    async with running(tmp_path, rig, 4 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
+        rig.table = table_of("h1", "h2", *"abcdef", epoch=2)
+        await keeper.answer(H2)
+
+
 @pytest.mark.expect_log("no longer kept for other hosts: image .* needs the space")
 async def test_replica_share_is_dropped_for_an_image_used_here(tmp_path, rig):
     rig.table = table_of("h1", "h2")  # each keeps every chunk
