@@ -141,7 +141,7 @@ def of_replicas(
     """Return the parts of images kept for other hosts; None without replication."""
     if replicas is None:
         return None
-    images, total_bytes = image_pins.count_replicas()
+    images, total_bytes = image_pins.replica_totals()
     return {"images": images, "bytes": total_bytes, **replicas.report_counts()}
 
 

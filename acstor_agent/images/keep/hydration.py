@@ -132,7 +132,7 @@ class Hydration:
         self._boots.note_reads(image_id)
         self._filler.update_unwritten(known)
         await self._look_at_deadline(image_id, known)
-        if is_replica and not self._pins.has_share:
+        if is_replica and not self._pins.is_in_table:
             return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_replica=is_replica)
         is_due = trio.current_time() - known.counted_s >= self.limits.recount_s

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins: the images that this host keeps, fully or its share, in file and cache.
+"""Pins: images of which this host keeps all or its share, in file and cache.
 
-A pin ends when its image is no longer used, or by the operator, not for lack of capacity; but an
+A pin ends when its image is unused or an operator says so, not for lack of capacity; but an
 image kept for other hosts makes room for one used here. Pins are derived before the cache is
 opened, from the pin file and the chunk maps in ``state_dir``, and shares from the v-node table.
 Without the pin file, all attached images that fit are pinned, most recently touched first.
@@ -45,8 +45,8 @@ Contents = capacity.Contents
 class PinLimits:
     """Limits of the shares that are remembered."""
 
-    former_share_s: float = 3600.0  # others fetch their new shares; their source may be away
-    former_shares: int = 8  # of an image with separate ends; older ones are merged
+    former_share_s: float = 3600.0  # while others fetch new shares, perhaps without a source
+    former_shares: int = 8  # of an image with own expiries; older ones are merged
     unpinned_parts: int = 256  # of images for which there was no capacity
 
 
@@ -75,7 +75,7 @@ class ImagePins:
         self._pinned: dict[ids.ImageId, replica_placement.ReplicaPart] = {}
         """Pinned part of each image, with its map, independent of later maps."""
         self._former: dict[ids.ImageId, list[tuple[float, replica_placement.ReplicaPart]]] = {}
-        """Parts pinned by former tables, with the end of each."""
+        """Parts pinned by former tables, with their expiries."""
         self._found = lru_table.LruTable[ids.ImageId, replica_placement.ReplicaPart](
             limits.unpinned_parts
         )
@@ -92,7 +92,7 @@ class ImagePins:
                 if kept is not None:
                     self._kept[image_id] = pin
                 continue
-            if pin.is_replica and not self.has_share:
+            if pin.is_replica and not self.is_in_table:
                 if self._shares is not None:  # the table may arrive later
                     self._kept[image_id] = pin
                 continue
@@ -120,7 +120,7 @@ class ImagePins:
             self.pins.add(cid, length)
 
     def _waits_for_table(self, pin: ImagePin) -> bool:
-        return self._shares is not None and not self.has_share and not pin.is_operator_pin
+        return self._shares is not None and not self.is_in_table and not pin.is_operator_pin
 
     def _lacking_bytes(self, more: Mapping[int, int]) -> int:
         slots = collections.Counter(self.pins.slot_counts) + collections.Counter(more)
@@ -141,8 +141,8 @@ class ImagePins:
         """Return the pinned part of an image, if any; any thread may call it."""
         return self._pinned.get(image_id)
 
-    def count_replicas(self) -> tuple[int, int]:
-        """Return number and bytes of images kept for other hosts only."""
+    def replica_totals(self) -> tuple[int, int]:
+        """Return number of replica images, and bytes of pinned ones."""
         images = [pin.image_id for pin in self.list_pins().values() if pin.is_replica]
         parts = [part for pin in images if (part := self._pinned.get(ids.ImageId(pin)))]
         return len(images), sum(part.total_bytes for part in parts)
@@ -153,8 +153,8 @@ class ImagePins:
         return self._changes, None if self._shares is None else self._shares.share_table()
 
     @property
-    def has_share(self) -> bool:
-        """Whether this host has shares of images, as a member of the v-node table."""
+    def is_in_table(self) -> bool:
+        """Whether this host is in the v-node table, and so has shares of images."""
         return self._shares is not None and self._shares.share_table() is not None
 
     def _table_for(self, pin: ImagePin) -> hash_ring.Ring | None:
@@ -195,10 +195,10 @@ class ImagePins:
             return 0
 
     async def apply_ring(self, image_id: ids.ImageId) -> int:
-        """Adapt the pinned part of an image to the current table; return the bytes it lacks."""
+        """Adapt the pinned part to the current table; return the bytes that the cache lacks."""
         async with self._changing:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
-            if now is None or part is None or (now.is_replica and not self.has_share):
+            if now is None or part is None or (now.is_replica and not self.is_in_table):
                 return 0  # without a table, the part by the former one stays
             return await self._pin(now, part.map)
 
@@ -287,7 +287,7 @@ class ImagePins:
     def _replica_excess_bytes(self, pin: ImagePin, part: replica_placement.ReplicaPart) -> int:
         if not pin.is_replica:
             return 0
-        _, kept_bytes = self.count_replicas()
+        _, kept_bytes = self.replica_totals()
         before = self._pinned.get(ids.ImageId(pin.image_id))
         kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
         return max(0, kept_bytes - self._limit_bytes // REPLICA_DIVISOR)

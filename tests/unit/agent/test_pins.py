@@ -412,4 +412,4 @@ async def test_replica_totals_are_computed_without_walking_chunks(host, monkeypa
     monkeypatch.setattr(
         geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
     )
-    assert host.pins.count_replicas() == (2, 4 * MIB)
+    assert host.pins.replica_totals() == (2, 4 * MIB)
