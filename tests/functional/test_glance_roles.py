@@ -160,7 +160,7 @@ def test_documented_role_suffices_and_tenants_cannot_change_its_writes(
     # "stores": the role service, which gives access to locations, may see them.
     assert_refused(session, image_id, but={"properties of it", "stores"})
     glance.delete(image_id)
-    runs.wait_for(lambda: glance.artefacts() == [], 60.0, "the artefact's end", glance.glance_log)
+    runs.wait_for(lambda: glance.artefacts() == [], 60.0, "the artefact's end", listener.log)
     listener.stop()
 
 
