@@ -148,10 +148,10 @@ class ListenerService:
         self._hints.queue_image(image_id)
 
     def _check_hints(self) -> None:
-        """Queue the images of hints that exist in Glance, until the hints are closed."""
+        """Queue the images of hints that exist or are leased, until the hints are closed."""
         while (image_id := self._hints.take_hint()) is not None:
             try:
-                if self._preparer.image_exists(image_id):
+                if self._preparer.needs_queuing(image_id):
                     self._protection.mark_changed(image_id)
                     self._put(image_id)
                 self._hint_fault.log_warning("")

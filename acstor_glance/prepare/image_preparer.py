@@ -122,12 +122,11 @@ class ImagePreparer:
             self.spool.remove(image_id)
         return self._counted(outcome)
 
-    def image_exists(self, image_id: ids.ImageId) -> bool:
-        """Return whether an image exists; if not, delete its artefacts."""
+    def needs_queuing(self, image_id: ids.ImageId) -> bool:
+        """Return whether an image exists or is leased; if not, delete its artefacts."""
         if self._images.read_or_none(image_id) is not None:
             return True
-        self.prepare_image(image_id)
-        return False
+        return self.prepare_image(image_id) is PreparationOutcome.LEASED
 
     def _counted(self, outcome: PreparationOutcome) -> PreparationOutcome:
         self._counters.processed_images.labels(outcome.value).inc()

@@ -67,3 +67,20 @@ def test_image_deleted_during_its_preparation_leaves_no_artefact(
     images.is_deleted = True
     assert prepare(images, conf, image["id"], is_forced=False) is Outcome.GONE
     assert images.records == {}
+
+
+def test_image_deleted_while_it_is_leased_is_queued_until_its_artefacts_are_deleted(
+    images: Unreadable, conf: cfg.ConfigOpts
+) -> None:
+    image = images.add(b"some bytes")
+    made = artefacts.new_artefact(
+        images.get_image(image["id"]), artefacts.Kind.CHUNK_MAP, images.project_id, 1
+    )
+    images.add(b"artefact", **made)
+    del images.records[image["id"]]
+    preparer, image_id = image_preparer.ImagePreparer(images, conf), ids.parse_image_id(image["id"])
+    with preparer.leases.lease_image(image_id):
+        assert preparer.needs_queuing(image_id)
+        assert len(images.records) == 1
+    assert not preparer.needs_queuing(image_id)
+    assert images.records == {}
