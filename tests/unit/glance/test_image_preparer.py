@@ -16,7 +16,6 @@ from tests.fakes import glance_options
 from tests.fakes import memory_images
 
 Outcome = image_preparer.PreparationOutcome
-pytestmark = pytest.mark.expect_log("could not be prepared")
 
 
 class Unreadable(memory_images.MemoryImages):
@@ -47,6 +46,7 @@ def prepare(images: Unreadable, conf: cfg.ConfigOpts, image_id: str, *, is_force
     return preparer.prepare_image(ids.parse_image_id(image_id), is_forced=is_forced)
 
 
+@pytest.mark.expect_log("could not be prepared")
 def test_each_failure_of_an_image_is_counted(images: Unreadable, conf: cfg.ConfigOpts) -> None:
     image = images.add(b"some bytes")
     assert prepare(images, conf, image["id"], is_forced=False) is Outcome.FAILED
@@ -56,6 +56,7 @@ def test_each_failure_of_an_image_is_counted(images: Unreadable, conf: cfg.Confi
     assert image[artefacts.RETRY].startswith("2 2")
 
 
+@pytest.mark.expect_log("could not be prepared")
 def test_image_deleted_during_its_preparation_leaves_no_artefact(
     images: Unreadable, conf: cfg.ConfigOpts
 ) -> None:
