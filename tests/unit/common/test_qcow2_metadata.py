@@ -245,6 +245,32 @@ def test_extension_that_begins_too_late_is_refused(
     assert refusal(file) is reason
 
 
+def header_of(size: int, bitmaps: int, directory_bytes: int) -> qcow2_header.Header:
+    """Return the header of a disk with bitmaps, whose L1 table is not in the file."""
+    return qcow2_header.Header(
+        3, 12, size, CLUSTER, layout.Codec.DEFLATE, False, False, (), (0, 0),
+        qcow2_header.Bitmaps(bitmaps, directory_bytes, DATA),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "stride"), [(4096, 0), (512, CLUSTER), (512, 1 << 20)])
+def test_bitmap_tables_are_read_once_if_shared_or_overlapping_or_apart(
+    count: int, stride: int
+) -> None:
+    entries = 1024  # two clusters
+    tables = DATA + count * 32
+    directory = b"".join(
+        Bitmap(tables + n * stride, entries, granularity=9, name=b"%08d" % n).pack()
+        for n in reversed(range(count))
+    )
+    table_bytes = min(stride, 8 * entries) * (count - 1) + 8 * entries
+    size_bytes = tables + stride * (count - 1) + 8 * entries
+    source = Bytes(File(data=directory).pack(), size_bytes)
+    size = entries * CLUSTER * 8 * 512
+    qcow2_metadata.check_metadata(source, header_of(size, count, len(directory)))
+    assert table_bytes < source.read_bytes < 2 * (table_bytes + len(directory))
+
+
 def test_bytes_read_for_bitmap_tables_are_limited() -> None:
     """A hundred bitmaps share one table in a 1 MiB file; QEMU would read it a hundred times."""
     entries = (512 << 20) // CLUSTER
@@ -254,10 +280,7 @@ def test_bytes_read_for_bitmap_tables_are_limited() -> None:
     size = entries * CLUSTER * 8 * 512
     file = dataclasses.replace(file, cluster_bits=12, size=size, l1_size=l1_entries)
     source = Bytes(file.pack())
-    header = qcow2_header.Header(
-        3, 12, size, CLUSTER, layout.Codec.DEFLATE, False, False, (), (0, 0),
-        qcow2_header.Bitmaps(100, sum(len(one.pack()) for one in directory), DATA),
-    )  # fmt: skip
+    header = header_of(size, 100, sum(len(one.pack()) for one in directory))
     began_s = time.monotonic()
     with pytest.raises(qcow2_header.Refused, match="more than 33554432 bytes"):
         qcow2_metadata.check_metadata(source, header)
