@@ -87,12 +87,9 @@ class ChunkMap:
         *,
         expected_image_id: ids.ImageId | None = None,
         expected_stored_bytes: int | None = None,
-        pause: layout.Pause = layout.no_pause,
+        pause: layout.Pause = layout.no_pause,  # called after each 0.5 to 3 ms of work
     ) -> "ChunkMap":
-        """Validate a map (1 ms per 5 MiB); ChunkMapFormatError: damaged, or not as expected.
-
-        :param pause: called after each 0.5 ms of work or so; sleeps to release the interpreter
-        """
+        """Validate a map (1 ms per 5 MiB); ChunkMapFormatError: damaged, or not as expected."""
         with memoryview(buffer) as view:
             subject, tables = chunk_map_header.parse_header(view, what)
             chunk_map_header.check_expected(subject, expected_image_id, expected_stored_bytes, what)

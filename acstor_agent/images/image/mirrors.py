@@ -21,6 +21,7 @@ from acstor_agent.core import counters
 from acstor_agent.core.mount import inodes
 from acstor_agent.images.maps import file_mapping
 from acstor_agent.images.read import mirror
+from acstor_agent.runtime import interpreter
 from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -152,7 +153,7 @@ class Mirrors:
             found = opened.map if opened else open_map(self._path(image_id), image_id)
         except (OSError, errors.ChunkMapFormatError):
             return
-        for cids, _pages in found.iter_blocks(mirror.pause):
+        for cids, _pages in found.iter_blocks(interpreter.release):
             yield from (cid for cid in cids if cid != ids.ZERO_CID)
 
     async def attach_image(
@@ -331,7 +332,9 @@ def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk
             raise errors.ChunkMapFormatError(what, 0, "is empty")
         _check_readable(file.fileno(), size_bytes, what)
         buffer = file_mapping.read_only(file.fileno(), size_bytes)
-    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id, pause=mirror.pause)
+    return chunk_map.ChunkMap.parse(
+        buffer, what, expected_image_id=image_id, pause=interpreter.release
+    )
 
 
 def _check_readable(fd: int, size_bytes: int, what: str) -> None:

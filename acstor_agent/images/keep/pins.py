@@ -26,7 +26,7 @@ from acstor_agent.core.images import capacity
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_placement
 from acstor_agent.images.keep import pin_file
-from acstor_agent.images.read import mirror
+from acstor_agent.runtime import interpreter
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -165,8 +165,8 @@ class ImagePins:
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None
     ) -> replica_placement.ReplicaPart:
         if self._shares is None:
-            return replica_placement.whole_image(image_map, mirror.pause)
-        return self._shares.part_of(image_map, table, mirror.pause)
+            return replica_placement.whole_image(image_map, interpreter.release)
+        return self._shares.part_of(image_map, table, interpreter.release)
 
     async def pin_image(
         self,

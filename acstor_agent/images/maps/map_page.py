@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import trio
 
+from acstor_agent.runtime import interpreter
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -90,7 +91,9 @@ async def read(
         why = f"{length} bytes of extents are too many for {PAGE_CIDS} chunks"
         raise errors.ChunkMapFormatError(what, index_at, why)
     entries = await source.read(blob, entries_at + low * layout.ENTRY_BYTES, length)
-    check = functools.partial(layout.why_invalid, entries, slots, cut, stored, first_page)
+    check = functools.partial(
+        layout.why_invalid, entries, slots, cut, stored, first_page, interpreter.release
+    )
     if fault := await trio.to_thread.run_sync(check):
         raise errors.ChunkMapFormatError(what, entries_at + fault[0], fault[1])
     return Page(cids, entries)

@@ -33,6 +33,7 @@ from acstor_agent.images.read import advertised_prefetch
 from acstor_agent.images.read import boot_session
 from acstor_agent.images.read import read_admission
 from acstor_agent.images.read import read_timing
+from acstor_agent.runtime import interpreter
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -82,13 +83,7 @@ class CachedBytes(NamedTuple):
     boot: boot_set.BootSet | None = None
 
 
-_PAUSE_S = 0.0005
 _KEPT_TIMES, _SHORT_S = 10, 0.05  # a count that took less than _SHORT_S is not cached
-
-
-def pause() -> None:
-    """Release the interpreter for a moment, after work of about as long."""
-    time.sleep(_PAUSE_S)
 
 
 class Mirror:
@@ -146,7 +141,7 @@ class Mirror:
 
     def _count_held(self) -> CachedBytes:
         held = missing = 0
-        for cids, pages in self.map.iter_blocks(pause):
+        for cids, pages in self.map.iter_blocks(interpreter.release):
             named = [cid for cid in cids if cid != ids.ZERO_CID]
             of_block = sum(cid in self._cache for cid in named)
             held += of_block * pages
@@ -155,7 +150,7 @@ class Mirror:
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
         head, found = self.boots.head, None
         if head is not None:
-            found = boot_set.count(head, self.map.cid_of, self._cache, pause)
+            found = boot_set.count(head, self.map.cid_of, self._cache, interpreter.release)
         return CachedBytes(cached_bytes, missing_bytes, found)
 
     def chunk_ref_of(self, chunk_no: int) -> chunk_ref.ChunkRef:

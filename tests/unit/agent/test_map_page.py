@@ -6,6 +6,7 @@ import random
 import pytest
 
 from acstor_agent.images.maps import map_page
+from acstor_agent.runtime import interpreter
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -61,6 +62,13 @@ async def test_pages_match_the_whole_chunk_map():
     for number in (0, map_page.PAGE_CIDS - 1, map_page.PAGE_CIDS, CUT.chunk_count - 1):
         page, at = divmod(number, map_page.PAGE_CIDS)
         assert pages[page].cid_at(at) == whole.cid_of(number)
+
+
+async def test_check_of_a_page_lets_other_threads_run(monkeypatch):
+    pauses: list[None] = []
+    monkeypatch.setattr(interpreter, "release", lambda: pauses.append(None))
+    await read_all(map_of(extents()))
+    assert pauses
 
 
 async def test_page_of_a_raw_image_has_only_cids():

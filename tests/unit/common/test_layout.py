@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A layout finds the stored extents of every range that a guest reads."""
 
+import functools
 import itertools
 import random
 
@@ -107,6 +108,18 @@ def test_pages_are_validated_separately() -> None:
         table = layout.LayoutTable(some, 0, high - low)
         start, stop = page * layout.page_bytes(CUT), (page + 1) * layout.page_bytes(CUT)
         assert table.extents_between(start, stop, 0, high - low) == found.find(start, stop)
+
+
+def test_check_pauses_at_least_every_two_thousand_entries_of_a_page() -> None:
+    small = [E(at, 512, DEFLATE, 0, 100) for at in range(0, layout.page_bytes(CUT), 512)]
+    found, entries, slots = built(small)
+    pauses: list[None] = []
+    pause = functools.partial(pauses.append, None)
+    assert layout.why_invalid(entries, slots, CUT, found.stored, pause=pause) is None
+    assert len(small) / 2000 <= len(pauses) <= len(small) / 500
+    bad = entries[: -layout.ENTRY_BYTES] + layout.pack(E(0, 1, DEFLATE, 0, 1))
+    fault = layout.why_invalid(bad, slots, CUT, found.stored)
+    assert fault is not None and fault[0] == len(bad) - layout.ENTRY_BYTES
 
 
 @pytest.mark.parametrize(
