@@ -22,7 +22,7 @@ from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class DiskState(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     disk: str  # its ID in vaults; a new one if its image changes
     base: str
-    key: patterns.Hex64
+    key: text_constraints.Hex64
     chunk_bytes: int
     number: int = 0  # of the last started checkpoint
     bitmap: str = ""  # dirty bitmap since the last one; "": none

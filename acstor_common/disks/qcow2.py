@@ -89,7 +89,7 @@ class Qcow2:
 
     def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "DiskPart":
         """Return a reader of a part of the disk, with extents of the chunk map's layout."""
-        extents = list(layout.merge_adjacent(self.iter_extents(start, stop), cut))
+        extents = list(layout.merge_within_pages(self.iter_extents(start, stop), cut))
         return DiskPart(self.source, self.cluster_bytes, extents, self._last)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:

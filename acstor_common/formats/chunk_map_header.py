@@ -69,7 +69,7 @@ class Subject(NamedTuple):
     geometry: geometry.Geometry
     os_hash: OsHash
     scope_keys: ScopeKeys
-    stored: layout.Stored
+    stored: layout.StoredFile
 
 
 class Tables(NamedTuple):
@@ -109,11 +109,11 @@ class Sections(NamedTuple):
     stop: int
 
 
-def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> Sections:
+def sections(cut: geometry.Geometry, stored: layout.StoredFile, tables: Tables) -> Sections:
     """Return the offsets of a map's sections.
 
     >>> cut = geometry.Geometry(1 << 40, 65536)
-    >>> sections(cut, layout.raw(1 << 40), Tables(1 << 16, 1 << 24)).stop >> 20
+    >>> sections(cut, layout.raw_file(1 << 40), Tables(1 << 16, 1 << 24)).stop >> 20
     640
     """
     blocks_at = HEADER_BYTES + layout.page_count(cut) * NUMBER_BYTES
@@ -201,13 +201,13 @@ def _parse_keys(header: _Header, what: str) -> ScopeKeys:
     return keys
 
 
-def _parse_stored(header: _Header, cut: geometry.Geometry, what: str) -> layout.Stored:
+def _parse_stored(header: _Header, cut: geometry.Geometry, what: str) -> layout.StoredFile:
     try:
         disk_format = layout.DiskFormat(header.disk_format)
     except ValueError:
         why = f"disk format {header.disk_format} is not known"
         raise _Fault(what, _AT_DISK_FORMAT, why) from None
-    stored = layout.Stored(disk_format, header.stored_bytes, header.entries)
+    stored = layout.StoredFile(disk_format, header.stored_bytes, header.entries)
     if why := _fault_of_stored(stored, cut):
         raise _Fault(what, AT_STORED_BYTES, why)
     return stored
@@ -229,8 +229,8 @@ def _fault_of_count(chunk_count: int) -> str:
     return f"{chunk_count} chunks are too many" if chunk_count > MAX_CHUNKS else ""
 
 
-def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
-    if stored.is_identity and stored != layout.raw(cut.size_bytes):
+def _fault_of_stored(stored: layout.StoredFile, cut: geometry.Geometry) -> str:
+    if stored.is_identity and stored != layout.raw_file(cut.size_bytes):
         return f"{stored.size_bytes} bytes and {stored.entries} extents are not a raw image"
     if not 0 <= stored.size_bytes <= layout.MAX_STORED_BYTES:
         return f"a stored file of {stored.size_bytes} bytes is too long"

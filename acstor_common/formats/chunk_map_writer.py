@@ -51,14 +51,14 @@ def write_map(
 
     >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
     >>> image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> raw = layout.raw(cut.size_bytes)
+    >>> raw = layout.raw_file(cut.size_bytes)
     >>> subject = chunk_map.Subject(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), raw)
     >>> made = b"".join(write_map(subject, [ids.ZERO_CID]))
     >>> chunk_map.ChunkMap.parse(made, "example").is_zero(0)
     True
 
     :param cids: of all chunks in order, in pieces of any length
-    :param entries: packed, of :func:`layout.merge_adjacent`, in pieces of any length; read last
+    :param entries: packed, of :func:`layout.merge_within_pages`, in pieces of any length; read last
     :raises ValueError: a field does not fit into a header
     :raises errors.LocalProtocolError: wrong number of CIDs or entries
     """
@@ -78,9 +78,9 @@ def write_map(
 
 
 def _layout_parts(
-    cut: geometry.Geometry, stored: layout.Stored, entries: Iterable[bytes]
+    cut: geometry.Geometry, stored: layout.StoredFile, entries: Iterable[bytes]
 ) -> Iterator[bytes]:
-    index, missing = layout.Index(cut), stored.entries
+    index, missing = layout.IndexBuilder(cut), stored.entries
     for piece in entries:
         missing -= len(piece) // layout.ENTRY_BYTES
         index.add_entries(piece)

@@ -73,10 +73,10 @@ class Extent(NamedTuple):
     length: int  # guest bytes
     codec: Codec
     offset: int  # in the stored file
-    stored_bytes: int  # ``length`` if not compressed; else an upper bound, better the exact end
+    stored_bytes: int  # ``length`` if not compressed; else at most this many
 
 
-class Stored(NamedTuple):
+class StoredFile(NamedTuple):
     """The stored file: format, length, and entries of its layout."""
 
     disk_format: DiskFormat
@@ -89,9 +89,9 @@ class Stored(NamedTuple):
         return self.disk_format is DiskFormat.RAW
 
 
-def raw(size_bytes: int) -> Stored:
-    """Return the layout of a raw image."""
-    return Stored(DiskFormat.RAW, size_bytes)
+def raw_file(size_bytes: int) -> StoredFile:
+    """Return the file of a raw image."""
+    return StoredFile(DiskFormat.RAW, size_bytes)
 
 
 def page_bytes(cut: geometry.Geometry) -> int:
@@ -104,10 +104,10 @@ def page_count(cut: geometry.Geometry) -> int:
     return -(-cut.chunk_count // PAGE_CHUNKS)
 
 
-def table_bytes(cut: geometry.Geometry, stored: Stored) -> int:
+def table_bytes(cut: geometry.Geometry, stored: StoredFile) -> int:
     """Return the length of entries and index in a map.
 
-    >>> table_bytes(geometry.Geometry(1 << 31, 65536), Stored(DiskFormat.QCOW2, 1 << 29, 32768))
+    >>> table_bytes(geometry.Geometry(1 << 31, 65536), StoredFile(DiskFormat.QCOW2, 1 << 29, 32768))
     787464
     """
     if stored.is_identity:
@@ -115,13 +115,13 @@ def table_bytes(cut: geometry.Geometry, stored: Stored) -> int:
     return stored.entries * ENTRY_BYTES + (page_count(cut) + 1) * SLOT_BYTES
 
 
-def merge_adjacent(extents: Iterable[Extent], cut: geometry.Geometry) -> Iterator[Extent]:
+def merge_within_pages(extents: Iterable[Extent], cut: geometry.Geometry) -> Iterator[Extent]:
     """Merge ordered extents into runs, and split them at pages."""
-    for run in runs(extents):
+    for run in merge_adjacent(extents):
         yield from _in_pages(run, cut)
 
 
-def runs(extents: Iterable[Extent]) -> Iterator[Extent]:
+def merge_adjacent(extents: Iterable[Extent]) -> Iterator[Extent]:
     """Merge adjacent uncompressed extents."""
     run: Extent | None = None
     for extent in extents:
@@ -167,10 +167,10 @@ def pack(extent: Extent) -> bytes:
         raise ValueError(f"an entry cannot have these values: {extent}") from error
 
 
-class Index:
+class IndexBuilder:
     """Builds the index of a table from its entries.
 
-    >>> index = Index(geometry.Geometry(1 << 25, 65536))
+    >>> index = IndexBuilder(geometry.Geometry(1 << 25, 65536))
     >>> index.add_entries(pack(Extent(1 << 24, 512, Codec.STORED, 0, 512)))
     >>> [int.from_bytes(index.index_slots()[n : n + 8], "little") for n in (0, 8, 16)]
     [0, 0, 1]
@@ -198,8 +198,8 @@ class Index:
             self._slots += _SLOT.pack(self._count) * missing
 
 
-def ends_of(slots: Buffer) -> tuple[int, int]:
-    """Return the first and the last number of a part of an index."""
+def entry_range(slots: Buffer) -> tuple[int, int]:
+    """Return the entry range of some slots: first and stop."""
     return _read_at(slots)[0], _read_at(slots, len(slots) - SLOT_BYTES)[0]
 
 
@@ -236,7 +236,7 @@ class Layout:
     __slots__ = ("_buffer", "_index_at", "_page_bytes", "_pages", "_table", "size_bytes", "stored")
 
     def __init__(
-        self, buffer: Buffer, entries_at: int, cut: geometry.Geometry, stored: Stored
+        self, buffer: Buffer, entries_at: int, cut: geometry.Geometry, stored: StoredFile
     ) -> None:
         self.stored, self.size_bytes = stored, cut.size_bytes
         self._buffer = buffer
@@ -245,7 +245,7 @@ class Layout:
         self._index_at = entries_at + stored.entries * ENTRY_BYTES
 
     def find(self, start: int, stop: int) -> list[Extent]:
-        """Return the extents that overlap a guest range, in order, not clipped; else zeros."""
+        """Return the extents in a guest range, in order; those of qcow2 are not clipped."""
         if self.stored.is_identity:
             return [Extent(start, stop - start, Codec.STORED, start, stop - start)]
         first, last = start // self._page_bytes, min(-(-stop // self._page_bytes), self._pages)
@@ -262,7 +262,7 @@ def why_invalid(
     entries: Buffer,
     slots: Buffer,
     cut: geometry.Geometry,
-    stored: Stored,
+    stored: StoredFile,
     first_page: int = 0,
     pause: Pause = no_pause,
 ) -> tuple[int, str] | None:
@@ -272,7 +272,7 @@ def why_invalid(
     from ``first_page``, and one slot more.
     """
     bad_index = len(entries), "the index of the layout does not fit its entries"
-    base, last = ends_of(slots)
+    base, last = entry_range(slots)
     if (base and not first_page) or last - base != len(entries) // ENTRY_BYTES:
         return bad_index
     paused = base

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 
 MAX_SPANS = 32
 MAX_SLICES = 64
@@ -22,7 +22,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 WallClock = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
 """At most the end of year 9999, the limit of :class:`datetime.datetime`."""
-Name = Annotated[str, patterns.full_match("[a-z ]{1,32}")]
+Name = Annotated[str, text_constraints.full_match("[a-z ]{1,32}")]
 Bytes = Annotated[dict[Name, Count], msgspec.Meta(max_length=16)]
 """Counts by :class:`Via`; a newer agent may send other keys."""
 
@@ -95,7 +95,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
     instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""
     began_at_s: WallClock
-    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""
+    boot_image: Annotated[str, text_constraints.full_match("[a-z]{0,16}")] = ""
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
     opened_s: Moment
     last_s: Moment = 0.0

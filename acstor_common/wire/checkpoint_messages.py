@@ -14,7 +14,7 @@ import msgspec
 
 from acstor_common.model import addresses
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import decision_messages
 
 DAEMON_TOPIC: Final = "acstor-checkpoint"
@@ -70,17 +70,17 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     vault_disk: str  # ID of the disk in vaults
     image_id: str  # base image of the disk
     taken_ms: decision_messages.Bytes  # since 1970, wall clock of the host
-    consistency: Annotated[str, patterns.full_match("crash|filesystem")]
+    consistency: Annotated[str, text_constraints.full_match("crash|filesystem")]
     number: _Number  # of the checkpoint in the vault's disk, from 1
     size_bytes: decision_messages.Bytes
     changed_bytes: decision_messages.Bytes  # data that differs from the image
     sent_bytes: decision_messages.Bytes  # data sent to the holders
     interval_s: _Interval = 0  # promised interval; 0: none
-    manifest_name: patterns.Hex64
+    manifest_name: text_constraints.Hex64
     holders: Annotated[
         tuple[RegisteredHolder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)
     ]
-    key: patterns.Hex64  # of the disk; decrypts all that the holders store of it
+    key: text_constraints.Hex64  # of the disk; decrypts all that the holders store of it
     sent_s: decision_messages.Moment
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ def _check_ids(*named: str) -> None:
 class ServiceKey(msgspec.Struct, frozen=True):
     """The service's public key for :func:`sealed_box.encrypt`, in hex."""
 
-    public: patterns.Hex64
+    public: text_constraints.Hex64
 
 
 class SealedMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class RetainedCheckpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str
     instance_id: str
     vault_disk: str
-    manifest_name: patterns.Hex64
+    manifest_name: text_constraints.Hex64
 
     def __post_init__(self) -> None:
         _check_ids(self.checkpoint_id, self.instance_id, self.vault_disk)
@@ -172,7 +172,7 @@ class Failing(msgspec.Struct, frozen=True):
     """A server whose last checkpoints failed, or a vault with an issue."""
 
     instance_id: str  # empty: the host's vault
-    reason: Annotated[str, patterns.full_match("[a-z_]{1,32}")]
+    reason: Annotated[str, text_constraints.full_match("[a-z_]{1,32}")]
     holder: str = ""  # the holder at fault; empty: none
 
     def __post_init__(self) -> None:

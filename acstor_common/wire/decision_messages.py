@@ -22,7 +22,7 @@ from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location
 from acstor_common.wire import control_wire
@@ -67,7 +67,7 @@ Epoch = Annotated[int, msgspec.Meta(ge=0, le=hash_ring.MAX_EPOCH)]
 PreviousImages = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PREVIOUS_IMAGES)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]  # 64 bytes in base64
+Signature = Annotated[str, text_constraints.full_match("[A-Za-z0-9+/]{86}==")]  # 64 bytes in base64
 
 
 class TrafficBytes(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: Bytes | None = None  # None if nothing was read since the start, as are the next two
     cached_bytes: Bytes | None = None
     missing_bytes: Bytes | None = None  # neither cached nor zeros
-    boot_image: Annotated[str, patterns.full_match("[a-z]{0,16}")] = ""  # state there
+    boot_image: Annotated[str, text_constraints.full_match("[a-z]{0,16}")] = ""  # state there
     boot_revision: Bytes = 0
     boot_set_bytes: Bytes | None = None  # data that a boot reads; None: not known
     boot_set_cached_bytes: Bytes | None = None  # as chunks or as the boot image's frames
@@ -278,7 +278,7 @@ class RingTable(msgspec.Struct, frozen=True):
 
     epoch: Epoch
     table: Annotated[str, msgspec.Meta(max_length=hash_ring.MAX_FILE_BYTES)]
-    signature: Annotated[str, patterns.full_match("([A-Za-z0-9+/]{86}==)?")] = ""
+    signature: Annotated[str, text_constraints.full_match("([A-Za-z0-9+/]{86}==)?")] = ""
 
 
 class NeededImages(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 
 TOPIC = "acstor-glance"
 BOOT_TRACED = "boot_traced"
@@ -26,7 +26,7 @@ class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: _Count
     trace: Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS)]
     recorded_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    profile: patterns.OptionalHex32 = ""
+    profile: text_constraints.OptionalHex32 = ""
 
     @property
     def profile_key(self) -> ids.ProfileKey:

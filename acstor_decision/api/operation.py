@@ -15,7 +15,7 @@ from keystoneauth1 import plugin
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_decision import nova_client
 from acstor_decision import rpc
 from acstor_decision.api import glance_client
@@ -53,7 +53,7 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Page of a list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
-    marker: Annotated[str, patterns.text(255)] = ""  # last entry of the previous page
+    marker: Annotated[str, text_constraints.text_without_nul(255)] = ""  # last of the previous page
 
 
 @dataclasses.dataclass(frozen=True)

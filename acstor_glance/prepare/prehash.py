@@ -344,11 +344,11 @@ def _read_piece(job: _Job, buffer: bytearray, start: int, stop: int, is_new: boo
 
 def _stored(
     disk_format: layout.DiskFormat, source: image_file.ImageFile, log: progress_log.ProgressLog
-) -> layout.Stored:
+) -> layout.StoredFile:
     if disk_format is layout.DiskFormat.RAW:
-        return layout.raw(source.size_bytes)
+        return layout.raw_file(source.size_bytes)
     entry_bytes = sum(len(record.entries) for record in log.iter_records())
-    return layout.Stored(disk_format, source.size_bytes, entry_bytes // layout.ENTRY_BYTES)
+    return layout.StoredFile(disk_format, source.size_bytes, entry_bytes // layout.ENTRY_BYTES)
 
 
 def _write_map(

@@ -53,7 +53,7 @@ def write_map(
             geometry.Geometry(image.size_bytes, hashing.chunk_bytes),
             image.os_hash,
             hashing.naming.scope_keys,
-            layout.raw(image.size_bytes),
+            layout.raw_file(image.size_bytes),
         )
         cids = _cids_on_the_way(image, subject, pieces, hashing)
         file.writelines(chunk_map_writer.write_map(subject, cids, folder=folder))

@@ -115,7 +115,7 @@ def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make
 def raw_layout(image_id):
     size_bytes = len(BLOBS.get(base.Blob(image_id, base.BlobKind.IMAGE), b""))
     cut = geometry.Geometry(size_bytes, CHUNK)
-    return layout.Layout(b"", 0, cut, layout.raw(size_bytes))
+    return layout.Layout(b"", 0, cut, layout.raw_file(size_bytes))
 
 
 @contextlib.contextmanager
@@ -141,7 +141,7 @@ def over_qcow2(folder, nursery):
                 blob.image_id,
                 cut,
                 [bytes(cut.chunk_count * ids.CID_BYTES)],
-                stored=layout.Stored(qcow2, len(stored), len(found)),
+                stored=layout.StoredFile(qcow2, len(stored), len(found)),
                 entries=map(layout.pack, reversed(found)),
             )
             layouts[blob.image_id] = chunk_map.ChunkMap.parse(raw, blob.file_name).layout

@@ -16,7 +16,7 @@ def made(
     cids: Iterable[bytes],
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     scope_keys: chunk_map.ScopeKeys = (),
-    stored: layout.Stored | None = None,
+    stored: layout.StoredFile | None = None,
     entries: Iterable[bytes] = (),
     run_contents: int = chunk_map_writer.RUN_CONTENTS,
 ) -> bytes:
@@ -24,7 +24,7 @@ def made(
 
     :param stored: the stored file; None: it is raw
     """
-    stored = stored or layout.raw(cut.size_bytes)
+    stored = stored or layout.raw_file(cut.size_bytes)
     subject = chunk_map.Subject(image_id, cut, os_hash, scope_keys, stored)
     parts = chunk_map_writer.write_map(subject, cids, entries, run_contents=run_contents)
     return b"".join(parts)

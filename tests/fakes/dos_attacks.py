@@ -57,7 +57,7 @@ def large_image(
     cut = geometry.Geometry(gib * GIB, CHUNK)
     with images.path(image_id).open("wb") as file:
         file.truncate(cut.size_bytes)
-    raw = layout.raw(cut.size_bytes)
+    raw = layout.raw_file(cut.size_bytes)
     subject = chunk_map.Subject(image_id, cut, chunk_map.UNKNOWN_OS_HASH, (), raw)
     dense = (ids.cid_of(b"%d" % number) for number in range(distinct))
     page = ids.cid_of(b"the same") * chunk_map.PAGE_CHUNKS

@@ -76,8 +76,8 @@ def map_of(stored: bytes, data: bytes, image_id: ids.ImageId, chunk_bytes: int) 
     :param data: the disk's content
     """
     cut = geometry.Geometry(len(data), chunk_bytes)
-    entries = [layout.pack(extent) for extent in layout.merge_adjacent(extents_of(stored), cut)]
-    of = layout.Stored(layout.DiskFormat.QCOW2, len(stored), len(entries))
+    entries = [layout.pack(extent) for extent in layout.merge_within_pages(extents_of(stored), cut)]
+    of = layout.StoredFile(layout.DiskFormat.QCOW2, len(stored), len(entries))
     chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
     cids = (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks)
     return chunk_maps.made(image_id, cut, cids, stored=of, entries=entries)

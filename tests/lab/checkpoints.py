@@ -224,7 +224,7 @@ class Lab:
             geometry.Geometry(size, chunk_bytes),
             chunk_map.OsHash("sha512", bytes(range(64))),
             (),
-            layout.raw(size),
+            layout.raw_file(size),
         )
         maps = pathlib.Path(self.options.folder, "maps")
         maps.mkdir(exist_ok=True)

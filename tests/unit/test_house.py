@@ -247,7 +247,7 @@ def test_scripts_check_the_kernel_version(
 
 def test_patterns_of_external_input_are_defined_in_one_module() -> None:
     own = [path.name for path in MODULES if "Meta(pattern" in path.read_text()]
-    assert own == ["patterns.py"]
+    assert own == ["text_constraints.py"]
 
 
 def test_services_on_one_controller_have_distinct_metrics_endpoints() -> None:

@@ -26,7 +26,7 @@ class SeekCost:
     turn_s: float = 60 / 7200  # one turn of the platters
 
     def seek_s(self, distance: int) -> float:
-        """Return how long the arm moves over ``distance`` bytes; 0 where it need not move."""
+        """Return how long the arm moves over ``distance`` bytes; 0 if it is 0."""
         if not distance:
             return 0.0
         root = (min(abs(distance), self.size_bytes) / self.size_bytes) ** 0.5

@@ -12,7 +12,7 @@ from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 from acstor_common.model import addresses
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 
 VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024
@@ -51,9 +51,9 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     image_id: str
     owner: str
     vault_disk: str
-    manifest_name: patterns.Hex64
+    manifest_name: text_constraints.Hex64
     holders: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=MAX_HOLDERS)]
-    key: patterns.OptionalHex64
+    key: text_constraints.OptionalHex64
 
 
 _decoder = msgspec.json.Decoder(_Kept)

@@ -90,7 +90,7 @@ class Tiles:
         self._data: dict[int, memoryview] = {}
 
     def tiles_of_run(self, run: tuple[int, int]) -> range:
-        """Return the numbers of the tiles of a run: whole ones, but for a remainder at its end."""
+        """Return the numbers of the tiles that cover a run; the last may reach beyond it."""
         first = bisect.bisect_right(self._starts, run[0]) - 1
         return range(first, bisect.bisect_left(self._starts, run[1]))
 
@@ -103,7 +103,7 @@ class Tiles:
         self._data.pop(number, None)
 
     def bytes_of(self, span: tuple[int, int]) -> bytes | memoryview:
-        """Return the bytes of a part of a run whose tiles are all present."""
+        """Return the bytes of a span; all of its tiles must be present."""
         parts = []
         for number in self.tiles_of_run(span):
             start, stop = self.ranges[number]
@@ -112,6 +112,6 @@ class Tiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def is_whole(length: int, found: Sequence[Fragment]) -> bool:
+def is_one_fragment(length: int, found: Sequence[Fragment]) -> bool:
     """Return whether a piece is one fragment, without zeros around it."""
     return len(found) == 1 and found[0].length == length

@@ -84,7 +84,7 @@ async def read(
     slots = await source.read(
         blob, index_at + first_page * layout.SLOT_BYTES, slots_count * layout.SLOT_BYTES
     )
-    low, high = layout.ends_of(slots)
+    low, high = layout.entry_range(slots)
     length = (high - low) * layout.ENTRY_BYTES
     what = f"{blob.file_name} from {source.location}"
     if not 0 <= length <= MAX_TABLE_BYTES or high > stored.entries:

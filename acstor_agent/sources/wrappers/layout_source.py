@@ -41,7 +41,7 @@ class Layout(Protocol):
     """Where the bytes of an image are stored: a ``layout.Layout`` or a part of it."""
 
     @property
-    def stored(self) -> layout.Stored:
+    def stored(self) -> layout.StoredFile:
         """The stored file."""
 
     @property
@@ -222,7 +222,7 @@ class _Reading:
     def _is_stored_whole(self, chunk: _Wanted) -> bool:
         return (
             self._missing[chunk.number] == 1
-            and stored_reads.is_whole(chunk.piece.length, chunk.fragments)
+            and stored_reads.is_one_fragment(chunk.piece.length, chunk.fragments)
             and chunk.fragments[0].extent.codec is layout.Codec.STORED
         )
 
@@ -324,7 +324,7 @@ class _Reading:
         return data
 
     def _assembled(self, chunk: _Wanted) -> Steps:
-        if stored_reads.is_whole(chunk.piece.length, chunk.fragments):
+        if stored_reads.is_one_fragment(chunk.piece.length, chunk.fragments):
             fragment = chunk.fragments[0]
             data = yield from self._decoded(fragment)
             if len(data) == fragment.length:

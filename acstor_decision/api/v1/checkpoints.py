@@ -11,7 +11,7 @@ import msgspec
 from acstor_common import errors
 from acstor_common.identity import signing
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import signed_messages
 from acstor_decision import nova_client
@@ -70,10 +70,10 @@ class Checkpoints(msgspec.Struct, frozen=True):
 class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Filters and page of the list."""
 
-    instance: patterns.OptionalUuid = ""
-    host: Annotated[str, patterns.text(255)] = ""
+    instance: text_constraints.OptionalUuid = ""
+    host: Annotated[str, text_constraints.text_without_nul(255)] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    marker: Annotated[str, patterns.text(36)] = ""  # last id of the previous page
+    marker: Annotated[str, text_constraints.text_without_nul(36)] = ""  # last id of previous page
 
 
 class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class CheckpointRecovery(checkpoint_messages.RecoveryData, frozen=True, kw_only=
 class CheckpointRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request to take a checkpoint of a server."""
 
-    instance_id: patterns.Uuid
+    instance_id: text_constraints.Uuid
 
 
 class AcceptedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):

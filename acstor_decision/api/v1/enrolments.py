@@ -9,7 +9,7 @@ import msgspec
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
 from acstor_decision.core import enrolment_rules
@@ -33,8 +33,8 @@ class CertificateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         the key of the current certificate; empty: there is none, or the key stays the same
     """
 
-    csr: Annotated[str, patterns.text(8192)]
-    proof: Annotated[str, patterns.text(128)] = ""
+    csr: Annotated[str, text_constraints.text_without_nul(8192)]
+    proof: Annotated[str, text_constraints.text_without_nul(128)] = ""
 
 
 class AllowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,8 +45,8 @@ class AllowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param user_id: Keystone user of the next request; empty likewise
     """
 
-    fingerprint: patterns.OptionalHex64 = ""
-    user_id: Annotated[str, patterns.text(255)] = ""
+    fingerprint: text_constraints.OptionalHex64 = ""
+    user_id: Annotated[str, text_constraints.text_without_nul(255)] = ""
 
 
 class ForgottenHost(msgspec.Struct, frozen=True):

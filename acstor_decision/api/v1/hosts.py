@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import rings
@@ -130,10 +130,12 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
         host whose value changes between two pages may appear in both, or in neither
     """
 
-    state: Annotated[str, patterns.full_match(f"({'|'.join(HostState)})?")] = ""
-    enrolment: Annotated[str, patterns.full_match(f"({'|'.join(IDENTITIES)})?")] = ""
-    location: Annotated[str, patterns.text(255)] = ""
-    sort: Annotated[str, patterns.full_match(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
+    state: Annotated[str, text_constraints.full_match(f"({'|'.join(HostState)})?")] = ""
+    enrolment: Annotated[str, text_constraints.full_match(f"({'|'.join(IDENTITIES)})?")] = ""
+    location: Annotated[str, text_constraints.text_without_nul(255)] = ""
+    sort: Annotated[str, text_constraints.full_match(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = (
+        "host"
+    )
 
 
 def list_hosts(call: operation.Call) -> Hosts:

@@ -16,7 +16,7 @@ import msgspec
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import control_wire
 from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
@@ -29,9 +29,9 @@ READING_TASKS = frozenset({decision_messages.TaskKind.PRE_SEED, decision_message
 REQUEST_BITS = 52
 """Random bits of a task's number: exact even where JSON numbers are floating-point."""
 
-HostNames = Annotated[list[patterns.HostName], msgspec.Meta(max_length=1000)]
+HostNames = Annotated[list[text_constraints.HostName], msgspec.Meta(max_length=1000)]
 PreviousImages = Annotated[
-    list[patterns.Uuid], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
+    list[text_constraints.Uuid], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
 ]
 
 

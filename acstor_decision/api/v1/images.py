@@ -10,7 +10,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision.api import glance_client
@@ -149,7 +149,7 @@ class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Page of the list."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = PAGE
-    marker: Annotated[str, patterns.text(36)] = ""  # last id of the previous page
+    marker: Annotated[str, text_constraints.text_without_nul(36)] = ""  # last id of previous page
 
 
 def list_images(call: operation.Call) -> Images:

@@ -6,7 +6,7 @@ import http
 
 import msgspec
 
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_decision.api import operation
 from acstor_decision.core import health_checks
 from acstor_decision.db import listener_queries
@@ -21,7 +21,7 @@ class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param listener: the name of its host
     """
 
-    listener: patterns.HostName
+    listener: text_constraints.HostName
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from acstor_common.model import ids
-from acstor_common.model import patterns
+from acstor_common.model import text_constraints
 from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.api.v1 import hosts
@@ -40,7 +40,7 @@ class TrafficQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Filters of the list."""
 
     last_s: Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)] = 0.0  # 0: the last collection
-    host: Annotated[str, patterns.text(255)] = ""
+    host: Annotated[str, text_constraints.text_without_nul(255)] = ""
 
     def __post_init__(self) -> None:
         if self.host:

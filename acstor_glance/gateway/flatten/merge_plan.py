@@ -75,7 +75,7 @@ class _BaseExtents:
     """The base's extents, joined where they are contiguous in the file."""
 
     def __init__(self, extents: Iterable[layout.Extent]) -> None:
-        self._rest = layout.runs(extents)
+        self._rest = layout.merge_adjacent(extents)
         self._next = next(self._rest, None)
 
     def between(self, at: int, stop: int) -> Iterator[DiskPiece]:

@@ -59,7 +59,7 @@ def _map_seeds() -> list[bytes]:
         (CUT, OS_HASH, (), STORED_AS_QCOW2, EXTENTS),
         (geometry.Geometry(257 * CHUNK_BYTES, CHUNK_BYTES), OS_HASH, (), STORED_AS_QCOW2, []),
     ):
-        stored = layout.Stored(of[0], of[1] or cut.size_bytes, len(extents))
+        stored = layout.StoredFile(of[0], of[1] or cut.size_bytes, len(extents))
         cids = (ids.cid_of(bytes([n % 256]), *keys[:1]) for n in range(cut.chunk_count))
         entries = map(layout.pack, extents)
         seeds.append(chunk_maps.made(IMAGE, cut, cids, os_hash, keys, stored, entries))
@@ -247,8 +247,8 @@ def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: by
     """Check that a chunk map accepts the extents: in order, inside the disk and the file."""
     disk, extents, _ = taken
     cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
-    stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))
-    entries, index = b"".join(map(layout.pack, extents)), layout.Index(cut)
+    stored = layout.StoredFile(layout.DiskFormat.QCOW2, len(data), len(extents))
+    entries, index = b"".join(map(layout.pack, extents)), layout.IndexBuilder(cut)
     index.add_entries(entries)
     assert layout.why_invalid(entries, index.index_slots(), cut, stored) is None
 

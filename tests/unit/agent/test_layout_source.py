@@ -70,11 +70,11 @@ class Image:
         return extent._replace(stored_bytes=min(extent.stored_bytes + slack, longest))
 
     def set_layout(self, extents):
-        entries = b"".join(layout.pack(e) for e in layout.merge_adjacent(extents, self.cut))
-        index = layout.Index(self.cut)
+        entries = b"".join(layout.pack(e) for e in layout.merge_within_pages(extents, self.cut))
+        index = layout.IndexBuilder(self.cut)
         index.add_entries(entries)
         count = len(entries) // layout.ENTRY_BYTES
-        of = layout.Stored(layout.DiskFormat.QCOW2, len(self.stored), count)
+        of = layout.StoredFile(layout.DiskFormat.QCOW2, len(self.stored), count)
         assert layout.why_invalid(entries, index.index_slots(), self.cut, of) is None
         self.layout = layout.Layout(entries + index.index_slots(), 0, self.cut, of)
 
@@ -146,7 +146,7 @@ async def test_zeros_are_not_read_and_raw_images_are_read_directly(nursery):
     assert await outcomes_of(rig.source, zeros) == [bytes(CHUNK)] * 2
     assert rig.faulty.reads == []
     rig.blobs[IMAGE] = bytes(image.data)
-    image.layout = layout.Layout(b"", 0, image.cut, layout.raw(len(image.data)))
+    image.layout = layout.Layout(b"", 0, image.cut, layout.raw_file(len(image.data)))
     assert await outcomes_of(rig.source, image.pieces) == image.bytes_of(image.pieces)
 
 

@@ -37,7 +37,7 @@ def extents() -> list[layout.Extent]:
 
 def map_of(found: list[layout.Extent], disk_format=layout.DiskFormat.QCOW2) -> bytes:
     size_bytes = CUT.size_bytes if disk_format is layout.DiskFormat.RAW else STORED_BYTES
-    stored = layout.Stored(disk_format, size_bytes, len(found))
+    stored = layout.StoredFile(disk_format, size_bytes, len(found))
     cids = (ids.cid_of(b"%d" % n) for n in range(CUT.chunk_count))
     return chunk_maps.made(IMAGE_ID, CUT, cids, stored=stored, entries=map(layout.pack, found))
 
@@ -85,7 +85,7 @@ async def test_layout_of_an_evicted_page_fails_as_overloaded():
 
 
 TABLES = chunk_map.Tables(-(-CUT.chunk_count // chunk_map.PAGE_CHUNKS), CUT.chunk_count)
-AT_ENTRIES = chunk_map_header.sections(CUT, layout.raw(CUT.size_bytes), TABLES).entries_at
+AT_ENTRIES = chunk_map_header.sections(CUT, layout.raw_file(CUT.size_bytes), TABLES).entries_at
 
 
 @pytest.mark.parametrize(

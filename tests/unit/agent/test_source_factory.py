@@ -27,7 +27,7 @@ ALWAYS = range(1, 1_000)
 def as_stored(image_id):
     """Return a raw layout for every image."""
     cut = geometry.Geometry(len(DATA), geometry.DEFAULT_CHUNK_BYTES)
-    return layout.Layout(b"", 0, cut, layout.raw(len(DATA)))
+    return layout.Layout(b"", 0, cut, layout.raw_file(len(DATA)))
 
 
 @pytest.fixture

@@ -129,7 +129,11 @@ def test_maps_and_ring_table_are_read_from_the_agents_files(tmp_path):
     with pytest.raises(errors.Unusable, match="no v-node table"):
         files.read_ring()
     subject = chunk_map.Subject(
-        IMAGE, geometry.Geometry(1 << 20, 65536), chunk_map.UNKNOWN_OS_HASH, (), layout.raw(1 << 20)
+        IMAGE,
+        geometry.Geometry(1 << 20, 65536),
+        chunk_map.UNKNOWN_OS_HASH,
+        (),
+        layout.raw_file(1 << 20),
     )
     (tmp_path / "maps").mkdir()
     path = tmp_path / "maps" / f"{IMAGE}.acmap"

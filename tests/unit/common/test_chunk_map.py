@@ -195,7 +195,9 @@ def test_map_round_trips(
     cids = [ids.cid_of(seed + bytes([chunk_no])) for chunk_no in range(cut.chunk_count)]
     raw = build(cut, cids, os_hash)
     found = chunk_map.ChunkMap.parse(raw, "m")
-    assert len(raw) == chunk_map_header.sections(cut, layout.raw(size_bytes), found.tables).stop
+    assert (
+        len(raw) == chunk_map_header.sections(cut, layout.raw_file(size_bytes), found.tables).stop
+    )
     assert (found.geometry, found.os_hash_algo, found.os_hash_value) == (cut, *os_hash)
     assert [found.cid_of(chunk_no) for chunk_no in range(len(found))] == cids
     for first in {0, 1, len(cids) // 2, len(cids)} & set(range(len(cids) + 1)):
@@ -296,7 +298,7 @@ def test_builder_refuses_to_finish_with_missing_cids() -> None:
 # Images that are not raw
 
 BIG = geometry.Geometry(256 * 16384 + 1000, 16384)
-STORED = layout.Stored(layout.DiskFormat.QCOW2, 393216, 5)
+STORED = layout.StoredFile(layout.DiskFormat.QCOW2, 393216, 5)
 EXTENTS = [
     layout.Extent(0, 4096, layout.Codec.DEFLATE, 327680, 90),
     layout.Extent(4096, 4096, layout.Codec.ZSTD, 327770, 80),

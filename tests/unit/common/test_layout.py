@@ -38,10 +38,10 @@ def some_extents(seed: int, count: int = 900) -> list[layout.Extent]:
 
 def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
     """Return the layout of extents, its entries and its index."""
-    index = layout.Index(CUT)
-    entries = b"".join(layout.pack(extent) for extent in layout.merge_adjacent(extents, CUT))
+    index = layout.IndexBuilder(CUT)
+    entries = b"".join(layout.pack(extent) for extent in layout.merge_within_pages(extents, CUT))
     index.add_entries(entries)
-    stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
+    stored = layout.StoredFile(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
     buffer = b"ahead" + entries + index.index_slots()
     return layout.Layout(buffer, 5, CUT, stored), entries, index.index_slots()
 
@@ -74,11 +74,11 @@ def test_adjacent_runs_are_merged_up_to_page_boundaries() -> None:
     page = layout.page_bytes(CUT)
     run = [E(n, 65536, STORED, (1 << 20) + n, 65536) for n in range(0, 2 * page, 65536)]
     apart = E(2 * page, 65536, STORED, 0, 65536)  # elsewhere in the stored file
-    joined = list(layout.merge_adjacent([*run, apart], CUT))
+    joined = list(layout.merge_within_pages([*run, apart], CUT))
     assert [e.length for e in joined] == [page, page, 65536]
     assert [e.offset for e in joined] == [1 << 20, (1 << 20) + page, 0]
     compressed = [E(0, 65536, DEFLATE, 0, 100), E(65536, 65536, DEFLATE, 100, 100)]
-    assert list(layout.merge_adjacent(compressed, CUT)) == compressed
+    assert list(layout.merge_within_pages(compressed, CUT)) == compressed
 
 
 def test_find_returns_nothing_in_holes_and_past_the_end() -> None:
@@ -91,7 +91,7 @@ def test_find_returns_nothing_in_holes_and_past_the_end() -> None:
 
 
 def test_raw_image_has_one_stored_extent() -> None:
-    found = layout.Layout(b"", 0, CUT, layout.raw(CUT.size_bytes))
+    found = layout.Layout(b"", 0, CUT, layout.raw_file(CUT.size_bytes))
     assert found.find(1000, 3000) == [E(1000, 2000, STORED, 1000, 2000)]
     assert layout.table_bytes(CUT, found.stored) == 0
 
@@ -142,7 +142,7 @@ def test_random_table_is_refused_or_readable(rubbish: bytes, slot: int) -> None:
     whole = rubbish[: len(rubbish) // layout.ENTRY_BYTES * layout.ENTRY_BYTES]
     count = len(whole) // layout.ENTRY_BYTES
     cut = geometry.Geometry(2 * layout.PAGE_CHUNKS * 16384, 16384)
-    stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, count)
+    stored = layout.StoredFile(layout.DiskFormat.QCOW2, 1 << 30, count)
     slots = b"".join(n.to_bytes(8, "little") for n in (0, slot, count))
     if layout.why_invalid(whole, slots, cut, stored) is None:
         found = layout.Layout(whole + slots, 0, cut, stored)

@@ -32,10 +32,10 @@ def made(
     """Return the map of an image that is raw, or laid out as ``extents``."""
     data = chunks(numbers, last_bytes)
     cut = geometry.Geometry(sum(map(len, data)), CHUNK)
-    entries = list(map(layout.pack, layout.merge_adjacent(extents or [], cut)))
-    stored = layout.raw(cut.size_bytes)
+    entries = list(map(layout.pack, layout.merge_within_pages(extents or [], cut)))
+    stored = layout.raw_file(cut.size_bytes)
     if extents is not None:
-        stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 40, len(entries))
+        stored = layout.StoredFile(layout.DiskFormat.QCOW2, 1 << 40, len(entries))
     image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     cids = (ids.cid_of(one) if any(one) else ids.ZERO_CID for one in data)
     raw = chunk_maps.made(image_id, cut, cids, stored=stored, entries=entries)
@@ -144,7 +144,7 @@ def test_zeros_of_a_stated_disk_size_are_not_looked_up():
 def test_images_with_other_chunk_sizes_have_no_common_ranges():
     image = made("ab")
     cut = geometry.Geometry(2 * CHUNK, 2 * CHUNK)
-    subject = image.subject._replace(geometry=cut, stored=layout.raw(2 * CHUNK))
+    subject = image.subject._replace(geometry=cut, stored=layout.raw_file(2 * CHUNK))
     raw = chunk_maps.made(*subject[:2], [ids.cid_of(b"".join(chunks("ab")))])
     base = chunk_map.ChunkMap.parse(raw, "test")
     assert found(image, base) == []

@@ -24,10 +24,12 @@ def test_compressed_extent_is_read_whole_and_a_stored_one_in_part():
 
 
 def test_only_a_piece_of_one_fragment_without_gaps_is_whole():
-    assert stored_reads.is_whole(4096, stored_reads.fragments(0, 4096, [PACKED]))
-    assert not stored_reads.is_whole(4096, stored_reads.fragments(2048, 4096, [PACKED, STORED]))
-    assert not stored_reads.is_whole(9000, stored_reads.fragments(4096, 9000, [STORED]))
-    assert not stored_reads.is_whole(100, [])
+    assert stored_reads.is_one_fragment(4096, stored_reads.fragments(0, 4096, [PACKED]))
+    assert not stored_reads.is_one_fragment(
+        4096, stored_reads.fragments(2048, 4096, [PACKED, STORED])
+    )
+    assert not stored_reads.is_one_fragment(9000, stored_reads.fragments(4096, 9000, [STORED]))
+    assert not stored_reads.is_one_fragment(100, [])
 
 
 def test_tiles_give_the_bytes_of_each_run_whatever_the_runs_overlap():

@@ -16,8 +16,8 @@ def full_match(pattern: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=rf"^(?:{pattern})$(?!\n)")
 
 
-def text(max_length: int) -> msgspec.Meta:
-    """Return a constraint of a text that every database takes: it has no zero byte."""
+def text_without_nul(max_length: int) -> msgspec.Meta:
+    """Return a constraint on text that every database takes: no zero character."""
     return msgspec.Meta(pattern=r"^[^\x00]*$", max_length=max_length)
 
 
@@ -27,4 +27,4 @@ OptionalUuid = Annotated[str, full_match(f"({_UUID})?")]
 HostName = Annotated[str, full_match(ids.HOST_ID.pattern)]
 Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]  # a BLAKE3 or SHA-256 hash, or a 32-byte key
 OptionalHex32 = Annotated[str, full_match("([0-9a-f]{32})?")]  # 16 bytes, or empty
-OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]  # the same, or empty
+OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]  # a Hex64, or empty
