@@ -8,7 +8,7 @@ class CheckIntervals(NamedTuple):
     """Intervals of the checks of a folder."""
 
     healthy_s: float = 30.0  # without a fault, for deleted files
-    first_s: float = 1.0  # after a fault; it doubles with each further one
+    first_s: float = 1.0  # after a fault; it doubles with each failed check
     longest_s: float = 60.0  # up to this; after as long without a fault, first_s holds again
 
 
@@ -46,8 +46,9 @@ class FolderHealth:
         is_news = self.fault is None
         if is_news and now_s - self._over_at_s > self._intervals.longest_s:
             self._wait_s = self._intervals.first_s
-        self.next_check_s = now_s + self._wait_s
-        self._wait_s = min(self._intervals.longest_s, 2 * self._wait_s)
+        if is_news or now_s >= self.next_check_s:
+            self.next_check_s = now_s + self._wait_s
+            self._wait_s = min(self._intervals.longest_s, 2 * self._wait_s)
         self.fault = FolderFault(what, time_s if self.fault is None else self.fault.since_s)
         return is_news
 

@@ -15,6 +15,15 @@ def test_check_intervals_double_up_to_a_maximum():
     assert patience.fault == folder_health.FolderFault("fault 8", 5000.0)
 
 
+def test_failures_before_the_next_check_do_not_lengthen_its_interval():
+    patience = folder_health.FolderHealth()
+    for later_s in range(8):
+        patience.record_fault("x", 100.0 + 0.1 * later_s, 0.0)
+    assert patience.next_check_s == 101.0
+    patience.record_fault("x", 101.0, 0.0)
+    assert patience.next_check_s == 103.0
+
+
 def test_check_interval_continues_for_a_folder_that_breaks_again_soon():
     patience = folder_health.FolderHealth()
     for now_s in (0.0, 1.0, 3.0):
