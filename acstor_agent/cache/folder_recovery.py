@@ -2,10 +2,13 @@
 """Recovers from faults of the cache's folder; the worker serves readable chunks meanwhile."""
 
 import contextlib
+import errno
 import gc
+import os
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Final
 
 import trio
 from oslo_log import log as logging
@@ -17,6 +20,7 @@ from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 NewCore = Callable[[], public_cache.PublicCache]
 
@@ -49,18 +53,25 @@ class FolderRecovery:
         """Open the folder; record a fault, or raise Unusable if another process uses it."""
         try:
             self.core.replace_contents(self._load())
-            self._files.make_writable(is_to_grow=False)
+            self._files.make_writable()
         except OSError as exc:
-            self._record(_words(exc), now_s=0.0)  # checked again at once when served
+            self._record_failure(exc, now_s=0.0)  # checked again at once when served
 
     def record_fault(self, exc: OSError, is_full: bool = False) -> None:
         """Record a failed write; ``is_full``: only a new slab file failed, others are writable."""
         self._record(_words(exc), trio.current_time(), is_full)
 
-    def _record(self, what: str, now_s: float, is_full: bool = False) -> None:
-        self.takes_chunks = self.takes_chunks and is_full
+    def _record_failure(self, exc: OSError, now_s: float) -> None:
+        self._record(_words(exc), now_s, self._files.is_open and exc.errno in _FULL)
+
+    def _record(
+        self, what: str, now_s: float, is_full: bool = False, is_writable: bool = False
+    ) -> None:
+        took_chunks = self.takes_chunks
+        self.takes_chunks = is_full and (took_chunks or is_writable)
         self._is_full = self._is_full or is_full
-        if self._health.record_fault(f"{self._files.folder}: {what}", now_s, time.time()):
+        is_news = self._health.record_fault(f"{self._files.folder}: {what}", now_s, time.time())
+        if is_news or self.takes_chunks is not took_chunks:
             LOG.warning(
                 "%s: %s",
                 "The cache stops growing" if is_full else "The cache takes no new chunks",
@@ -83,26 +94,29 @@ class FolderRecovery:
         try:
             if not self._files.is_open:
                 self.core.replace_contents(await trio.to_thread.run_sync(self._load))
+            for number in await trio.to_thread.run_sync(self._files.find_deleted):
+                self._forget(number)
             if self.fault is not None:
-                await trio.to_thread.run_sync(self._files.make_writable, self._is_full)
-            is_in_place, vanished = await trio.to_thread.run_sync(self._inspect)
+                await trio.to_thread.run_sync(self._files.make_writable)
+            is_in_place, lacks_space = await trio.to_thread.run_sync(self._inspect)
         except OSError as exc:
-            self._record(_words(exc), trio.current_time())
+            self._record_failure(exc, trio.current_time())
             return
         except errors.Unusable as exc:
             self._record(str(exc), trio.current_time())
             return
-        for number in vanished:
-            self._forget(number)
         if not is_in_place:
             self._record("the folder was removed or replaced", trio.current_time())
+        elif lacks_space:
+            self._record(os.strerror(errno.ENOSPC), trio.current_time(), True, is_writable=True)
         elif self._health.is_over(trio.current_time()):
             LOG.warning("The cache recovered: %s can be written again", self._files.folder)
             self.takes_chunks, self._is_full = True, False
             self.core.grow_again()
 
-    def _inspect(self) -> tuple[bool, list[int]]:
-        return self._files.is_in_place(), self._files.find_deleted()
+    def _inspect(self) -> tuple[bool, bool]:
+        is_in_place = self._files.is_in_place()
+        return is_in_place, is_in_place and self._is_full and not self._files.has_space()
 
     def _load(self) -> public_cache.PublicCache:
         self._files.open()

@@ -94,12 +94,8 @@ class SlabFiles:
             os.close(self._lock_fd)
         self._lock_fd = -1
 
-    def make_writable(self, is_to_grow: bool) -> None:
-        """Test that the folder is writable, and catch up on deferred changes.
-
-        :raises OSError: it is not writable
-        :raises errors.Unusable: it was replaced by a folder of another process
-        """
+    def make_writable(self) -> None:
+        """Catch up on deferred changes; raise OSError if read-only or full, Unusable if in use."""
         if not self.is_in_place():
             self.open()
         probe = self.folder / "write-test"
@@ -109,13 +105,15 @@ class SlabFiles:
         finally:
             os.close(fd)
             probe.unlink()
-        disk = os.statvfs(self.folder)
-        if is_to_grow and disk.f_bavail * disk.f_frsize < self._slab_bytes:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for number, path in list(self._read_only.items()):
             self._reopen(number, path)
         for path, is_ours in list(self._to_remove.items()):
             self._remove(path, is_ours)
+
+    def has_space(self) -> bool:
+        """Return whether the disk has space for one more slab file."""
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize >= self._slab_bytes
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to the folder that was opened."""
