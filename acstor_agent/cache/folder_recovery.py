@@ -83,7 +83,9 @@ class FolderRecovery:
         """Check the folder until cancelled."""
         while True:
             self._changed = trio.Event()
-            next_s = min(self._health.next_check_s, trio.current_time() + self._healthy_s)
+            next_s = self._health.next_check_s
+            if self.fault is None:
+                next_s = trio.current_time() + self._healthy_s
             with trio.move_on_at(next_s) as waited:
                 await self._changed.wait()
             if waited.cancelled_caught:

@@ -3,6 +3,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
 import random
@@ -12,6 +13,7 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
+from acstor_agent.cache import slab_files
 from acstor_common.model import ids
 
 KIB = 1024
@@ -19,6 +21,7 @@ SLAB_BYTES = 1 << 20  # 15 chunks
 DICE = random.Random(8)
 CHUNKS = [DICE.randbytes(64 * KIB) for _ in range(40)]
 CIDS = [ids.cid_of(chunk) for chunk in CHUNKS]
+WAITS_S = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +180,23 @@ async def test_deleted_slab_file_is_closed_even_if_the_disk_is_full(tmp_path, di
         (tmp_path / "slab-00000.acslab").unlink()
         await trio.sleep(61)
         assert cache.statistics.slabs == 0 and cache.fault is not None
+
+
+@pytest.mark.expect_log("The cache takes no new chunks: .*Read-only file system")
+async def test_checks_of_a_failing_folder_are_at_most_a_minute_apart(
+    tmp_path, disk, monkeypatch, autojump_clock
+):
+    def check(files):
+        times.append(trio.current_time())
+        make_writable(files)
+
+    times, make_writable = [], slab_files.SlabFiles.make_writable
+    async with running(tmp_path) as cache:
+        assert await store(cache, range(10))
+        monkeypatch.setattr(slab_files.SlabFiles, "make_writable", check)
+        disk.failure = errno.EROFS
+        times.append(trio.current_time())
+        await store(cache, [10])
+        await trio.sleep(sum(WAITS_S) + 1)
+        waits = [after - before for before, after in itertools.pairwise(times)]
+        assert waits == pytest.approx(WAITS_S)
