@@ -35,7 +35,7 @@ class FolderRecovery:
         checks: folder_health.CheckIntervals = folder_health.CHECK_INTERVALS,
     ) -> None:
         self.core = make_core()
-        self.writing = trio.Lock()
+        self.write_lock = trio.Lock()
         self.takes_chunks = True  # whether new chunks can be written, as far as is known
         self._is_full = False
         self._files = files
@@ -89,7 +89,7 @@ class FolderRecovery:
             with trio.move_on_at(next_s) as waited:
                 await self._changed.wait()
             if waited.cancelled_caught:
-                async with self.writing:
+                async with self.write_lock:
                     await self._check()
 
     async def _check(self) -> None:

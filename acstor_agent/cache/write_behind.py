@@ -151,12 +151,12 @@ class WriteBehind:
         """Write pending slots and close the files; no reads afterwards."""
         with trio.CancelScope(shield=True):
             await self.flush()
-            async with self._recovery.writing:
+            async with self._recovery.write_lock:
                 self._files.close()
 
     async def _write_batch(self) -> int:
         with trio.CancelScope(shield=True):
-            async with self._recovery.writing:
+            async with self._recovery.write_lock:
                 actions, self._actions = self._actions, []
                 stream = next(iter(self._dirty.values()), None)
                 jobs, batch_bytes = self._next_jobs(stream)

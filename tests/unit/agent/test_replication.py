@@ -301,7 +301,7 @@ async def test_chunk_maps_attached_for_other_hosts_are_bounded(tmp_path, rig, mo
 
 async def test_share_is_not_reported_complete_before_it_is_written(tmp_path, rig):
     async with running(tmp_path, rig) as keeper:
-        lock = keeper.host.cache._recovery.writing  # nothing is written while it is held
+        lock = keeper.host.cache._recovery.write_lock  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
             await until(lambda: keeper.host.pins.pinned_part(IMAGE))
