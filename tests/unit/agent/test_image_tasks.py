@@ -107,11 +107,11 @@ class Host:
         self.now_s += image_tasks.DESCRIBE_INTERVAL_S
         return await self.tasks.changed_images()
 
-    async def wait(self, is_so):
-        """Return the reported task of the image once ``is_so`` holds."""
+    async def wait(self, is_so, image_id=one_host.IMAGE):
+        """Return the reported task of an image once ``is_so`` holds."""
         with trio.fail_after(30):
             while True:
-                reported = (await self.all())[one_host.IMAGE].task
+                reported = (await self.all())[image_id].task
                 if is_so(reported):
                     return reported
                 await trio.sleep(0.01)
@@ -355,8 +355,7 @@ async def test_boot_image_prefetch_does_not_delay_other_tasks(host):
     await host.wait(lambda reported: reported.state is State.RUNNING)
     other = str(one_host.OTHER)
     host.tasks.queue_task(task(2, Kind.FLATTEN, other))
-    while (await host.all())[other].task.state is not State.DONE:
-        await trio.sleep(0.01)
+    await host.wait(lambda reported: reported.state is State.DONE, other)
     assert (await host.all())[one_host.IMAGE].task.state is State.RUNNING
     host.may_come.set()
     done = await host.wait(lambda reported: reported.state is State.DONE)
