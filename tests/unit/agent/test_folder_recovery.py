@@ -23,16 +23,7 @@ CHUNKS = [DICE.randbytes(64 * KIB) for _ in range(40)]
 CIDS = [ids.cid_of(chunk) for chunk in CHUNKS]
 WAITS_S = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
 
-
-@pytest.fixture(autouse=True)
-def no_threads(monkeypatch):
-    """Run thread functions inline: while a thread works, the mock clock would jump."""
-
-    async def run_sync(function, *args, **_):
-        await trio.lowlevel.checkpoint()
-        return function(*args)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+pytestmark = pytest.mark.usefixtures("no_threads")
 
 
 @contextlib.asynccontextmanager

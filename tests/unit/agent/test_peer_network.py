@@ -527,7 +527,10 @@ async def test_outgoing_connections_are_limited():
             nursery.cancel_scope.cancel()
 
 
-async def test_outgoing_connections_are_limited_within_one_loop_turn():
+@contextlib.asynccontextmanager
+async def one_idle_connection():
+    """Yield a client with the one connection that it may have, its server's address, and it."""
+
     async def handler(stream):
         await stream.send_all(SERVER_HELLO)
         await trio.sleep_forever()
@@ -536,6 +539,11 @@ async def test_outgoing_connections_are_limited_within_one_loop_turn():
     async with faking(handler) as address, asking(address, limits=limits) as client:
         idle = client.net._channel_to(SERVER, address, DEMAND)
         await wait_until(lambda: idle.connection)
+        yield client, address, idle
+
+
+async def test_outgoing_connections_are_limited_within_one_loop_turn():
+    async with one_idle_connection() as (client, address, idle):
         for number in range(6):
             client.net.send_announcement(
                 f"h{number}.example", address, peer_wire.Gone(announced.alone(1))
@@ -545,14 +553,7 @@ async def test_outgoing_connections_are_limited_within_one_loop_turn():
 
 
 async def test_replacement_of_a_closed_connection_counts_against_the_limit():
-    async def handler(stream):
-        await stream.send_all(SERVER_HELLO)
-        await trio.sleep_forever()
-
-    limits = peer_network.PeerLimits(outgoing=1)
-    async with faking(handler) as address, asking(address, limits=limits) as client:
-        idle = client.net._channel_to(SERVER, address, DEMAND)
-        await wait_until(lambda: idle.connection)
+    async with one_idle_connection() as (client, address, idle):
         dialled = client.net._channel_to(CLIENT, address, DEMAND)
         assert idle.connection.is_closed
         with pytest.raises(errors.SourceUnreachable, match="in use"):

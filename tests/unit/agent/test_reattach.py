@@ -19,16 +19,7 @@ DATA = one_host.image_bytes(2 * one_host.CHUNK)
 MAP = base.Blob(one_host.IMAGE, base.BlobKind.CHUNK_MAP)
 LOST_AFTER_S = 900.0
 
-
-@pytest.fixture(autouse=True)
-def no_threads(monkeypatch):
-    """Run thread functions inline: while a thread works, the mock clock would jump."""
-
-    async def run_sync(function, *args, **_):
-        await trio.lowlevel.checkpoint()
-        return function(*args)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+pytestmark = pytest.mark.usefixtures("no_threads")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from oslo_config import cfg
@@ -46,6 +47,14 @@ def prepare(images: Unreadable, conf: cfg.ConfigOpts, image_id: str, *, is_force
     return preparer.prepare_image(ids.parse_image_id(image_id), is_forced=is_forced)
 
 
+def add_with(images: Unreadable, kind: artefacts.Kind) -> dict[str, Any]:
+    """Add an image that has an artefact."""
+    image = images.add(b"some bytes")
+    made = artefacts.new_artefact(images.get_image(image["id"]), kind, images.project_id, 1)
+    images.add(b"artefact", **made)
+    return image
+
+
 @pytest.mark.expect_log("could not be prepared")
 def test_each_failure_of_an_image_is_counted(images: Unreadable, conf: cfg.ConfigOpts) -> None:
     image = images.add(b"some bytes")
@@ -60,11 +69,7 @@ def test_each_failure_of_an_image_is_counted(images: Unreadable, conf: cfg.Confi
 def test_image_deleted_during_its_preparation_leaves_no_artefact(
     images: Unreadable, conf: cfg.ConfigOpts
 ) -> None:
-    image = images.add(b"some bytes")
-    made = artefacts.new_artefact(
-        images.get_image(image["id"]), artefacts.Kind.BOOT_IMAGE, images.project_id, 1
-    )
-    images.add(b"artefact", **made)
+    image = add_with(images, artefacts.Kind.BOOT_IMAGE)
     images.is_deleted = True
     assert prepare(images, conf, image["id"], is_forced=False) is Outcome.GONE
     assert images.records == {}
@@ -73,11 +78,7 @@ def test_image_deleted_during_its_preparation_leaves_no_artefact(
 def test_image_deleted_while_it_is_leased_is_queued_until_its_artefacts_are_deleted(
     images: Unreadable, conf: cfg.ConfigOpts
 ) -> None:
-    image = images.add(b"some bytes")
-    made = artefacts.new_artefact(
-        images.get_image(image["id"]), artefacts.Kind.CHUNK_MAP, images.project_id, 1
-    )
-    images.add(b"artefact", **made)
+    image = add_with(images, artefacts.Kind.CHUNK_MAP)
     del images.records[image["id"]]
     preparer, image_id = image_preparer.ImagePreparer(images, conf), ids.parse_image_id(image["id"])
     with preparer.leases.lease_image(image_id):
