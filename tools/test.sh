@@ -72,7 +72,7 @@ run_tests() {
         openstack) marks=$OPENSTACK temporary=/var/tmp without=(--ignore-glob="*/test_glance*") ;;
         glance) marks=$OPENSTACK temporary=/var/tmp/g paths=(tests/functional/test_glance*.py) ;;
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
-        timed) # they run alone: no other file is imported
+        timed) # alone; pytest imports no file without such a test
             timed=""
             [[ $part != all ]] || paths+=("${UNIT[@]}")
             mapfile -t paths < <(grep -rlE --include="test_*.py" "mark\.timed" "${paths[@]}")

@@ -149,7 +149,7 @@ class ImagePins:
 
     @property
     def changes(self) -> tuple[int, hash_ring.Ring | None]:
-        """Changes of pinned contents, their purpose and the table; no other changes capacity."""
+        """A value that differs whenever the room for a pin may have changed."""
         return self._changes, None if self._shares is None else self._shares.share_table()
 
     @property
