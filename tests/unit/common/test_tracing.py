@@ -122,6 +122,7 @@ def test_request_with_a_valid_hmac_is_traced_with_its_steps(traced):
         {},
         signed(OTHER_KEY),
         {**signed(), web.X_TRACE_HMAC: "0" * 40},
+        {**signed(), web.X_TRACE_HMAC: "é" * 40},
         {**signed(), web.X_TRACE_INFO: signed(user="root")[web.X_TRACE_INFO]},
         signed(user="root"),
     ],
