@@ -56,7 +56,7 @@ class AgentClient:
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,  # Glance's, to compare
         boot: boot_profile.ProfiledBoot = boot_profile.NO_BOOT,
     ) -> Stored:
-        """Attach an image; return its format and size.  ``boot``: the boot that follows."""
+        """Attach an image, for ``boot`` if it has a profile; return its format and size."""
         asked = control_wire.AttachImage(
             image_id, head_bytes, os_hash.algo, os_hash.value.hex(), *boot
         )

@@ -68,7 +68,7 @@ def make_app(
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
-    """Return the application behind the token check; Unusable: bad [keystone_authtoken]."""
+    """Check tokens first; raise Unusable if [keystone_authtoken] lacks credentials or URL."""
     try:
         made: middleware.Wsgi = token_validation.TokenCheck(
             plain, conf, _unavailable, KEYSTONE_IS_GONE
