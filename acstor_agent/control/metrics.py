@@ -304,7 +304,7 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("chunks", "Chunks in the cache"),
     ):
         yield Gauge(f"acstor_cache_{name}", text, cache[name])
-    text = "Whether the cache's folder has a fault: 1, or 0"
+    text = "Whether the cache's folder has a fault, such as a full disk: 1, or 0"
     yield Gauge("acstor_cache_fault", text, bool(cache["fault"]))
     for name, text in (
         ("evictions", "Chunks evicted"),
