@@ -121,8 +121,8 @@ def test_server_boots_by_grants_on_a_host_without_image_permissions(granted):
         assert answer.status_code in (403, 404)
     for host in (first, second):
         with granted.cluster.server(image_id, host) as server:
+            assert host.fallbacks() == {}, host.agent.log()[-4000:]
             assert server.lies_on_mirror()
-            assert host.fallbacks() == {}
     assert nova_hosts.given(granted.gateway.log(), image_id, 206)
     assert granted.images.range_bytes(image_id) == 0  # all through the gateway
 
