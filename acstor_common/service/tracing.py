@@ -150,8 +150,8 @@ def wrap_app(app: Wsgi, is_enabled: bool) -> Wsgi:
     traced: Wsgi = web.WsgiMiddleware(app)
 
     def choose(environ: Any, start_response: Any) -> Any:
-        is_signed = str(environ.get("HTTP_X_TRACE_HMAC", "")).isascii()  # else osprofiler fails
-        return (traced if is_signed else app)(environ, start_response)
+        is_ascii = str(environ.get("HTTP_X_TRACE_HMAC", "")).isascii()  # else osprofiler fails
+        return (traced if is_ascii else app)(environ, start_response)
 
     return choose
 
