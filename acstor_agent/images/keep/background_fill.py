@@ -77,6 +77,7 @@ class FillProgress:
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
+        self.slow_start = fill_rate.SlowStart(FEW_IN_FLIGHT)
         self.cloud_speed = fill_rate.Speed()
         self.cloud_left_bytes: int | None = None
         self.cloud_checked_s = -math.inf
@@ -225,6 +226,7 @@ class BackgroundFill:
         slice_s, fetch_s = self.limits.slice_s, self.limits.fetch_s
         filling = _FillSlice(part.map, progress, trio.current_time() + slice_s)
         progress.refused_bytes = 0
+        progress.slow_start.begin_round(trio.current_time())
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
             with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
@@ -254,8 +256,17 @@ class BackgroundFill:
                 if wait_s <= 0:
                     return  # one chunk must not keep the others from being fetched
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
-                for number, outcome in await ahead.wait_for_arrivals():
+                arrivals = await ahead.wait_for_arrivals()
+                self._count_for_slow_start(filling, len(arrivals))
+                for number, outcome in arrivals:
                     self._take(filling, number, outcome)
+
+    def _count_for_slow_start(self, filling: _FillSlice, chunk_count: int) -> None:
+        slow_start, now_s = filling.progress.slow_start, trio.current_time()
+        if self._is_beside_guests():
+            slow_start.begin_round(now_s)  # they limit the rate
+        else:
+            slow_start.count_arrived(chunk_count, now_s)
 
     async def _request_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
@@ -268,8 +279,11 @@ class BackgroundFill:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
         limit = self._max_in_flight(filling, is_urgent=is_urgent)
-        room, batch = limit - len(ahead), limit // FAR_BATCHES if self.boots.is_far else 1
-        if room < max(1, batch):
+        room = limit - len(ahead)
+        if self.boots.is_far:
+            batch = max(1, limit // FAR_BATCHES)
+            room = batch if room >= batch else 0
+        if room < 1:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
         if not is_urgent:
@@ -292,6 +306,8 @@ class BackgroundFill:
             carried = rtt_s * self._pacer.bytes_s / chunk_bytes if rtt_s else 0.0  # may be infinite
             return max(1, int(min(FEW_IN_FLIGHT, carried)))
         wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.recent_bytes_s
+        if self.boots.is_far:
+            wanted_bytes = max(wanted_bytes, filling.progress.slow_start.limit * chunk_bytes)
         return max(FEW_IN_FLIGHT, int(min(MOST_IN_FLIGHT_BYTES, wanted_bytes) / chunk_bytes))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:

@@ -205,6 +205,7 @@ async def test_fill_from_a_far_source_runs_while_guests_wait(keeper):
 async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
     image, filler, few = await keeper.use(), keeper.filler, background_fill.FEW_IN_FLIGHT
     progress = background_fill.FillProgress(filler.make_backoff())
+    progress.slow_start.limit = 0  # it is over
     filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
     chunk = image.map.geometry.chunk_bytes
     for rtt_s, chunks_s, beside_guests, alone in (
@@ -221,6 +222,24 @@ async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
         keeper.is_waiting = True
         assert filler._max_in_flight(filling, is_urgent=False) == beside_guests
         assert filler._max_in_flight(filling, is_urgent=True) == alone
+
+
+@pytest.mark.parametrize("rtt_s", [0.0, boot_deferral.FAR_S])
+async def test_fill_from_a_far_source_requests_more_as_more_arrives(keeper, batches, rtt_s):
+    keeper.rtt_s = rtt_s
+    keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.2
+    await keeper.use()
+    await until(lambda: len(chunk_nos(batches)) >= 40)
+    few, most = background_fill.FEW_IN_FLIGHT, max(batch.in_flight for batch in batches)
+    assert most >= 2 * few if rtt_s else most == few
+    assert len(batches[0].chunk_nos) == (few // background_fill.FAR_BATCHES if rtt_s else few)
+
+
+async def test_waiting_guest_keeps_a_far_fill_from_starting(keeper, batches):
+    keeper.is_waiting, keeper.rtt_s = True, boot_deferral.FAR_S
+    await keeper.use()
+    await keeper.wait("fully_cached")
+    assert max(batch.in_flight for batch in batches) <= background_fill.FEW_IN_FLIGHT
 
 
 async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):
