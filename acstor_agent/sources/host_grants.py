@@ -13,6 +13,7 @@ import trio
 from acstor_agent.runtime import keyed_locks
 from acstor_agent.sources import blocking_threads
 from acstor_common import errors
+from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.model import clocks
 from acstor_common.model import ids
@@ -24,7 +25,8 @@ WHERE = "the decision service"
 MAX_HELD = 4096
 THREADS = 4  # requests at a time
 REQUEST_S, RENEWAL_S = 10.0, 1.0
-"""Timeout of a request; a read whose grant is still valid waits less."""
+"""Timeout of a request, and of the wait for a certificate; with a valid grant, a read waits less."""
+CERTIFICATE_TICK_S = 0.25  # between looks for this host's first certificate
 RETRY_S = 30.0  # after a failed renewal
 RENEW_AFTER_S = image_grants.LIFETIME_S / 2
 LEAST_AGE_S = 10.0  # a younger grant is not replaced because the gateway refused it
@@ -51,18 +53,30 @@ class HostGrants:
     ) -> None:
         self._request, self._files, self._clock = request, files, clock
         self._held = lru_table.LruTable[ids.ImageId, _Held](MAX_HELD)
+        self._is_uncertified = False  # a wait for the certificate was in vain
         self._locks = keyed_locks.KeyedLocks[ids.ImageId]()
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
         """Return headers for a ``target`` (image_grants.target_of), or raise ChunkUnavailable."""
-        identity = self._files.current_credentials()
-        if identity.certificate is None:
-            raise errors.SourceUnreachable(what, WHERE, "this host has no certificate yet")
-        pem = identity.certificate.pem
+        identity, certificate = await self._identified(what)
         async with self._locks.hold(image_id):
-            held = await self._current(what, image_id, pem)
+            held = await self._current(what, image_id, certificate.pem)
         return image_grants.headers_of(held.grant, target, identity.key, self._clock.time())
+
+    async def _identified(
+        self, what: str
+    ) -> tuple[identity_files.Identity, certificates.HostCertificate]:
+        """Return this host's identity; after the start, wait for its first certificate."""
+        until_s = trio.current_time() + REQUEST_S
+        while True:
+            identity = self._files.current_credentials()
+            if identity.certificate is not None:
+                return identity, identity.certificate
+            if self._is_uncertified or trio.current_time() >= until_s:
+                self._is_uncertified = True
+                raise errors.SourceUnreachable(what, WHERE, "this host has no certificate yet")
+            await trio.sleep(CERTIFICATE_TICK_S)
 
     def forget_refused(self, image_id: ids.ImageId) -> None:
         """Request another grant next time, because the gateway refused this one."""

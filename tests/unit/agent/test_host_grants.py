@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host requests grants when it needs them, and reads by former ones while it gets none."""
 
+import shutil
 import threading
 
 import pytest
@@ -135,11 +136,31 @@ async def test_new_certificate_needs_a_new_grant(service, grants):
     assert service.requests == 2
 
 
-async def test_host_without_a_certificate_requests_nothing(service, tmp_path):
+async def test_first_grant_waits_for_the_certificate_of_a_new_host(service, tmp_path):
+    folder = tmp_path / "new"
+    files = identity_files.IdentityFiles(
+        ids.HostId("h1"), identity_files.files_in(folder / "identity")
+    )
+    grants = host_grants.HostGrants(
+        service.request, files, manual_clock.FunctionClock(lambda: KEYS.now_s)
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, grants)
+        await trio.sleep(host_grants.CERTIFICATE_TICK_S)
+        assert service.requests == 0
+        shutil.copytree(service.folder, folder, ignore=shutil.ignore_patterns("new"))
+        files.invalidate()
+    assert service.requests == 1
+
+
+async def test_host_without_a_certificate_requests_nothing(service, tmp_path, autojump_clock):
     nobody = identity_files.IdentityFiles(
         ids.HostId("h1"), identity_files.files_in(tmp_path / "nowhere")
     )
     grants = host_grants.HostGrants(service.request, nobody)
-    with pytest.raises(errors.SourceUnreachable, match="no certificate"):
-        await ask(grants)
+    began_s = trio.current_time()
+    for _ in range(3):  # only the first one waits
+        with pytest.raises(errors.SourceUnreachable, match="no certificate"):
+            await ask(grants)
+    assert trio.current_time() - began_s == pytest.approx(host_grants.REQUEST_S, abs=1.0)
     assert service.requests == 0
