@@ -158,6 +158,11 @@ class Exchange(engine_driver.EngineDriver):
         """The name of this host."""
         return self.core.context.ring.own_host
 
+    @property
+    def near_hosts(self) -> int:
+        """The number of hosts in this host's group."""
+        return max(1, len(self.core.context.ring.near.hosts))
+
     def is_home_of(self, ref: chunk_ref.ChunkRef) -> bool:
         """Return whether this host is the home of a chunk."""
         return self.core.context.ring.is_home(ref.ring_position)

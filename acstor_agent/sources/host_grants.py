@@ -25,7 +25,7 @@ WHERE = "the decision service"
 MAX_HELD = 4096
 THREADS = 4  # requests at a time
 REQUEST_S, RENEWAL_S = 10.0, 1.0
-"""Timeout of a request, and of the wait for a certificate; with a valid grant, a read waits less."""
+"""Timeout of a request, and of the wait for a certificate; reads with a valid grant wait less."""
 CERTIFICATE_TICK_S = 0.25  # between looks for this host's first certificate
 RETRY_S = 30.0  # after a failed renewal
 RENEW_AFTER_S = image_grants.LIFETIME_S / 2

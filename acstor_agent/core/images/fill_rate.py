@@ -9,8 +9,7 @@ from acstor_agent.core.cloud import interface_traffic
 from acstor_common.util import backoff
 
 SHARE = 0.9  # share of the spare bandwidth that fills use; the rest is for traffic that begins now
-BESIDE_GUESTS = 0.1  # share of that rate while guests of this host boot or wait for remote chunks
-FAR_BESIDE_GUESTS = 0.5  # the same if the source is far: guests wait for round trips
+BESIDE_GUESTS = 0.1  # share of that rate while guests boot or wait for chunks of a near source
 LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
 UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
 AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate
@@ -31,15 +30,15 @@ class SpareBandwidth:
     def __init__(self) -> None:
         self._last: interface_traffic.InterfaceSample | None = None
         self._others_bytes_s = 0.0
-        self._own_bytes = 0
+        self._own_bytes = 0.0
 
-    def count_bytes(self, count: int) -> None:
-        """Count bytes that were fetched for a fill."""
+    def count_bytes(self, count: float) -> None:
+        """Count bytes that a fill received over the link."""
         self._own_bytes += count
 
     def reset(self) -> None:
         """Start again after a pause without samples."""
-        self._last, self._own_bytes = None, 0
+        self._last, self._own_bytes = None, 0.0
 
     def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
         """Return the rate in bytes/s that other traffic leaves over; see :data:`SHARE`.
@@ -47,7 +46,7 @@ class SpareBandwidth:
         An increase of other traffic counts at once, a decrease by half.
         """
         last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADER_FACTOR
-        self._last, self._own_bytes = look, 0
+        self._last, self._own_bytes = look, 0.0
         if last is not None and look.at_s > last.at_s:
             received = interface_traffic.traffic_between(last.links, look.links).received
             others_bytes_s = max(0.0, received - own_bytes) / (look.at_s - last.at_s)
@@ -70,9 +69,9 @@ class Pacer:
 
     def __init__(self) -> None:
         self.bytes_s = math.inf
-        self._last_s, self._last_bytes = -math.inf, 0
+        self._last_s, self._last_bytes = -math.inf, 0.0
 
-    def wait_s(self, count: int, now_s: float) -> float:
+    def wait_s(self, count: float, now_s: float) -> float:
         """Return the wait before ``count`` bytes may be requested; 0: now, and they are counted."""
         next_s = self._last_s + self._last_bytes / self.bytes_s
         begin_s = max(next_s, now_s - AHEAD_S)
@@ -134,6 +133,29 @@ def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
         if more_bytes:
             rate = max(rate, deadline.needed_bytes_s(left_bytes, now_s))
     return rate
+
+
+class LinkShare:
+    """Bytes on the link for each byte of chunks: fewer where chunks are stored compressed.
+
+    :ivar share: of the chunks that arrived before the last :meth:`refresh`
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._bytes, self._link_bytes = 0, 0.0
+
+    def count_chunk(self, length: int, share: float) -> float:
+        """Count a chunk; return its bytes on the link."""
+        self._bytes += length
+        self._link_bytes += length * share
+        return length * share
+
+    def refresh(self) -> None:
+        """Update ``share``, if anything arrived."""
+        if self._bytes:
+            self.share = self._link_bytes / self._bytes
+            self._bytes, self._link_bytes = 0, 0.0
 
 
 class Speed:

@@ -18,6 +18,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 COPIES = 2
+LEAST_STORED_SHARE = 1 / 16  # of a fill's rate: higher compression makes it no faster
 _LOOKED_AT, _NAMED = 8192, 128  # chunks examined, and chunks named by place, between two pauses
 
 OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
@@ -46,6 +47,12 @@ class ReplicaPart(NamedTuple):
     numbers: "array.array[int]"  # one chunk of each content in it, ascending, without zeros
     total_bytes: int
     image_bytes: int
+
+    @property
+    def stored_share(self) -> float:
+        """Bytes of the image's stored file for each byte of its contents, by what the map says."""
+        stored_bytes = self.map.subject.stored.size_bytes
+        return min(1.0, max(LEAST_STORED_SHARE, stored_bytes / max(1, self.image_bytes)))
 
     def list_contents(self) -> dict[ids.Cid, int]:
         """Return contents with lengths; takes about 1 ms for 1,000 chunks."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses, up to a limit, while a guest waits for a chunk, unless the source is far: the link
-is free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``); each
-follows the guests of its image (``core/images/fill_order.py``).
+A fetch pauses, up to a limit, while a guest waits for a chunk, and the fill is slower then, unless
+the source is far: the link is free in the guest's round trip, and the fill saves later ones. All
+fills share a rate (``core/images/fill_rate.py``); each follows the guests of its image
+(``core/images/fill_order.py``).
 """
 
 import array
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 
 import trio
 
+from acstor_agent.core import counters
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import fill_rate
@@ -35,7 +37,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
-FEW_IN_FLIGHT = 8  # chunks: the most beside guests, the least without
+FEW_IN_FLIGHT = 8  # chunks: the most beside guests of a near source, the least without
 MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # the exchange starts 64 chunks, and queues the others
 SERVED_S = 0.02  # time that a provider has, beside the round trip
 SPEEDUP = 2.0  # bytes in flight over those that arrive in this time, so that the speed can grow
@@ -69,6 +71,7 @@ class FillProgress:
     def __init__(self, backoff: fill_rate.Backoff) -> None:
         self.part: replica_placement.ReplicaPart | None = None
         self.total_bytes = 0
+        self.stored_share = 1.0  # bytes of the stored file for each byte of its chunks
         self.left_bytes: int | None = None  # None: not counted yet
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
@@ -139,6 +142,7 @@ class BackgroundFill:
         self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
         self._traffic, self._first_chunk = traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
+        self._link_share = fill_rate.LinkShare()
         self._must_hurry = False  # a deadline needs more than the measured rate
 
     def progress_of(self, image_id: ids.ImageId) -> FillProgress:
@@ -172,6 +176,7 @@ class BackgroundFill:
             await self._pause_after(done)
         progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
+        progress.stored_share = part.stored_share
         progress.missing, progress.left_bytes = missing, left_bytes
         self.update_unwritten(progress)
 
@@ -257,16 +262,9 @@ class BackgroundFill:
                     return  # one chunk must not keep the others from being fetched
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
                 arrivals = await ahead.wait_for_arrivals()
-                self._count_for_slow_start(filling, len(arrivals))
+                filling.progress.slow_start.count_arrived(len(arrivals), trio.current_time())
                 for number, outcome in arrivals:
                     self._take(filling, number, outcome)
-
-    def _count_for_slow_start(self, filling: _FillSlice, chunk_count: int) -> None:
-        slow_start, now_s = filling.progress.slow_start, trio.current_time()
-        if self._is_beside_guests():
-            slow_start.begin_round(now_s)  # they limit the rate
-        else:
-            slow_start.count_arrived(chunk_count, now_s)
 
     async def _request_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
@@ -287,9 +285,8 @@ class BackgroundFill:
             return self.limits.calm_s / 10
         numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
         if not is_urgent:
-            wait_s = self._pacer.wait_s(
-                sum(map(filling.chunk_length, numbers)), trio.current_time()
-            )
+            link_bytes = self._link_share.share * sum(map(filling.chunk_length, numbers))
+            wait_s = self._pacer.wait_s(link_bytes, trio.current_time())
             if wait_s:
                 return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
         for number in numbers:
@@ -300,15 +297,24 @@ class BackgroundFill:
         return 0.0
 
     def _max_in_flight(self, filling: _FillSlice, *, is_urgent: bool) -> int:
-        """Return a limit of chunks; beside guests, what the rate carries in a round trip."""
+        """Return a limit of chunks.
+
+        Beside guests it is what the rate carries in a round trip, and this host's part of what all
+        hosts of its group, which may share the link to a far source, may have in flight.
+        """
         chunk_bytes, rtt_s = filling.map.geometry.chunk_bytes, self.boots.rtt_s
+        progress, is_far = filling.progress, self.boots.is_far
+        grown_bytes = SPEEDUP * (rtt_s + SERVED_S) * progress.speed.recent_bytes_s
+        if is_far:
+            grown_bytes = max(grown_bytes, progress.slow_start.limit * chunk_bytes)
+        limit_bytes = max(FEW_IN_FLIGHT * chunk_bytes, min(MOST_IN_FLIGHT_BYTES, grown_bytes))
         if not (is_urgent or self._must_hurry) and self._is_beside_guests():
-            carried = rtt_s * self._pacer.bytes_s / chunk_bytes if rtt_s else 0.0  # may be infinite
-            return max(1, int(min(FEW_IN_FLIGHT, carried)))
-        wanted_bytes = SPEEDUP * (rtt_s + SERVED_S) * filling.progress.speed.recent_bytes_s
-        if self.boots.is_far:
-            wanted_bytes = max(wanted_bytes, filling.progress.slow_start.limit * chunk_bytes)
-        return max(FEW_IN_FLIGHT, int(min(MOST_IN_FLIGHT_BYTES, wanted_bytes) / chunk_bytes))
+            bytes_s = self._pacer.bytes_s / self._link_share.share
+            carried_bytes = rtt_s * bytes_s if rtt_s else 0.0  # may be infinite
+            own_bytes = MOST_IN_FLIGHT_BYTES / self._chunks.near_hosts if is_far else 0
+            few_bytes = max(FEW_IN_FLIGHT * chunk_bytes, own_bytes)
+            limit_bytes = min(limit_bytes, carried_bytes, few_bytes)
+        return max(1, int(limit_bytes / chunk_bytes))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together, at least one."""
@@ -317,7 +323,7 @@ class BackgroundFill:
         image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
         waited_for = () if image is None else tuple(image.waited_for)
         for number in itertools.islice(missing.in_order(waited_for), room):
-            left_bytes -= filling.chunk_length(number)
+            left_bytes -= self._link_share.share * filling.chunk_length(number)
             if numbers and left_bytes < 0:
                 break
             numbers.append(number)
@@ -347,8 +353,10 @@ class BackgroundFill:
         if isinstance(outcome, errors.AcstorError):
             filling.chunk_failed(number, str(outcome))
             return
-        filling.progress.speed.count_bytes(filling.chunk_length(number))
-        self._spare.count_bytes(filling.chunk_length(number))
+        length, is_stored = filling.chunk_length(number), outcome.origin is counters.Origin.SOURCE
+        filling.progress.speed.count_bytes(length)
+        share = filling.progress.stored_share if is_stored else 1.0
+        self._spare.count_bytes(self._link_share.count_chunk(length, share))
         if filling.map.cid_of(number) in self._pins.cache:
             filling.has_come(number)
         else:
@@ -389,14 +397,15 @@ class BackgroundFill:
                 )
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
-            if self._is_beside_guests():
-                is_far = self.boots.is_far
-                spare_bytes_s *= fill_rate.FAR_BESIDE_GUESTS if is_far else fill_rate.BESIDE_GUESTS
+            if self._is_beside_guests() and not self.boots.is_far:
+                spare_bytes_s *= fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self.limits.bytes_s)
             progress.speed.refresh(trio.current_time())
+            self._link_share.refresh()
             needed_bytes_s = self._needed_bytes_s(progress, also_due)
             self._must_hurry = needed_bytes_s > progress.speed.bytes_s
-            self._pacer.bytes_s = max(usual_bytes_s, needed_bytes_s)
+            needed_link_bytes_s = needed_bytes_s * self._link_share.share
+            self._pacer.bytes_s = max(usual_bytes_s, needed_link_bytes_s)
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self.limits.measure_interval_s)

@@ -15,6 +15,7 @@ from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import boot_deferral
@@ -211,11 +212,12 @@ async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
     for rtt_s, chunks_s, beside_guests, alone in (
         (0.0, 1e9 / chunk, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
         (0.0, 10.0, 1, few),
+        (0.019, 3e4, few, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
         (0.1, 9.9, 1, few),  # no queue before a guest's read
         (0.1, 30.1, 3, few),
-        (0.18, 301.0, few, 120),
+        (0.18, 301.0, 54, 120),  # of a far source
         (0.0, math.inf, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),  # a deadline presses
-        (0.1, math.inf, few, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
+        (0.1, math.inf, *2 * (background_fill.MOST_IN_FLIGHT_BYTES // chunk,)),
     ):
         keeper.rtt_s, filler._pacer.bytes_s = rtt_s, chunks_s * chunk
         progress.speed.recent_bytes_s = chunks_s * chunk
@@ -235,11 +237,31 @@ async def test_fill_from_a_far_source_requests_more_as_more_arrives(keeper, batc
     assert len(batches[0].chunk_nos) == (few // background_fill.FAR_BATCHES if rtt_s else few)
 
 
-async def test_waiting_guest_keeps_a_far_fill_from_starting(keeper, batches):
-    keeper.is_waiting, keeper.rtt_s = True, boot_deferral.FAR_S
-    await keeper.use()
+async def test_fill_of_a_compressed_image_uses_its_share_of_the_link(keeper):
+    """The rate counts stored bytes of chunks from the source, and all bytes of chunks of peers."""
+    image, filler = await keeper.use(), keeper.filler
+    keeper.set_limits(bytes_s=10.0 * CHUNK)
+    progress = filler.progress_of(IMAGE)
+    await until(lambda: progress.part is not None)
+    progress.stored_share = 0.25
+    began_s = trio.current_time()
     await keeper.wait("fully_cached")
-    assert max(batch.in_flight for batch in batches) <= background_fill.FEW_IN_FLIGHT
+    took_s = trio.current_time() - began_s
+    assert image.count_cached().missing_bytes == 0
+    assert 41 / 40 - fill_rate.AHEAD_S <= took_s < 41 / 20
+
+
+@pytest.mark.parametrize(("hosts", "most"), [(1, 512), (16, 32), (1000, 8)])
+async def test_hosts_share_what_fills_beside_guests_have_in_flight(
+    keeper, monkeypatch, hosts, most
+):
+    image, filler = await keeper.use(), keeper.filler
+    monkeypatch.setattr(exchange.Exchange, "near_hosts", hosts)
+    keeper.is_waiting, keeper.rtt_s, filler._pacer.bytes_s = True, 0.1, math.inf
+    progress = background_fill.FillProgress(filler.make_backoff())
+    progress.speed.recent_bytes_s = math.inf
+    filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
+    assert filler._max_in_flight(filling, is_urgent=False) == most
 
 
 async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):

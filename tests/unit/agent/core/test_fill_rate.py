@@ -274,3 +274,15 @@ def test_pause_of_a_fill_does_not_end_its_slow_start():
         slow_start.count_arrived(slow_start.limit, now_s + 0.2)
         now_s += 1000.0
     assert slow_start.limit == 8 * 2**6
+
+
+def test_link_share_is_that_of_the_latest_chunks():
+    link = fill_rate.LinkShare()
+    link.refresh()
+    assert link.share == 1.0
+    assert (link.count_chunk(1000, 0.25), link.count_chunk(3000, 1.0)) == (250.0, 3000.0)
+    assert link.share == 1.0
+    link.refresh()
+    assert link.share == 3250 / 4000
+    link.refresh()  # nothing arrived
+    assert link.share == 3250 / 4000

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shares of images: each chunk has two owners, also when hosts join or leave."""
 
+import array
+import copy
 import random
 import tracemalloc
 
@@ -9,6 +11,7 @@ import pytest
 from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.model import segments
@@ -227,3 +230,12 @@ def test_union_of_parts_has_the_chunks_of_both_once():
     assert list(union.numbers) == sorted({*parts[0].numbers, *parts[1].numbers})
     assert len(union.numbers) < len(parts[0].numbers) + len(parts[1].numbers)
     assert union.table is None
+
+
+@pytest.mark.parametrize(("stored_bytes", "share"), [(0, 1 / 16), (1, 1 / 16), (1 << 50, 1.0)])
+def test_share_of_stored_bytes_is_bounded_whatever_the_map_says(stored_bytes, share):
+    part = replica_placement.ReplicaPart(MAP, None, array.array("I"), 1, image_bytes=1 << 20)
+    stored = layout.StoredFile(layout.DiskFormat.QCOW2, stored_bytes)
+    says = copy.copy(MAP)
+    says.subject = MAP.subject._replace(stored=stored)
+    assert part._replace(map=says).stored_share == share
