@@ -67,8 +67,7 @@ class HostGrants:
     async def _identified(
         self, what: str
     ) -> tuple[identity_files.Identity, certificates.HostCertificate]:
-        """Return this host's identity; after the start, wait for its first certificate."""
-        until_s = trio.current_time() + REQUEST_S
+        until_s = trio.current_time() + REQUEST_S  # after the start it may lack a certificate
         while True:
             identity = self._files.current_credentials()
             if identity.certificate is not None:

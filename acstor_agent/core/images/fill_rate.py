@@ -18,7 +18,6 @@ LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0  # time constant of the average speed
 SPEED_EVERY_S = 0.5  # least time that a speed is measured over
 RECENT_DECAY = 0.8  # of the recent speed with each measurement
-FULL_GROWTH, FULL_ROUNDS = 1.25, 3
 SPEED_PAUSE_S = 60.0  # a longer time between two measurements is a pause of the fill
 RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
 RESERVE_S = 60.0  # upper bound of this reserve
@@ -191,53 +190,6 @@ class Speed:
     def left_s(self, count: int) -> float | None:
         """Return the time that ``count`` bytes take at this speed; None if unknown."""
         return None if self.bytes_s < 1 else count / self.bytes_s
-
-
-class SlowStart:
-    """How many chunks may be in flight until the rate stops growing: as many more as arrive.
-
-    A round ends when as many arrived as were allowed at its start. The rate has stopped growing
-    after FULL_ROUNDS rounds without FULL_GROWTH, as in BBR (Cardwell 2016).
-
-    >>> slow_start = SlowStart(8)
-    >>> slow_start.begin_round(now_s=0.0)
-    >>> for now_s in (1.0, 2.0, 4.0, 8.0, 16.0):  # 8, 16, 16, 16, 16 chunks a second
-    ...     slow_start.count_arrived(slow_start.limit, now_s)
-    ...     print(slow_start.limit)
-    16
-    32
-    64
-    128
-    0
-
-    :ivar limit: 0 after the start
-    """
-
-    def __init__(self, first: int) -> None:
-        self.limit = self._round = first
-        self._began_s, self._arrived = 0.0, 0
-        self._best_per_s, self._flat_rounds = 0.0, 0
-
-    def begin_round(self, now_s: float) -> None:
-        """Begin a round; what arrived since the last one is not counted."""
-        self._began_s, self._arrived, self._round = now_s, 0, self.limit
-
-    def count_arrived(self, count: int, now_s: float) -> None:
-        """Count chunks that arrived."""
-        if not self.limit:
-            return
-        self.limit += count
-        self._arrived += count
-        if self._arrived < self._round or now_s <= self._began_s:
-            return
-        per_s = self._arrived / (now_s - self._began_s)
-        if per_s >= FULL_GROWTH * self._best_per_s:
-            self._best_per_s, self._flat_rounds = per_s, 0
-        else:
-            self._flat_rounds += 1
-        self.begin_round(now_s)
-        if self._flat_rounds == FULL_ROUNDS:
-            self.limit = 0
 
 
 class Failure(NamedTuple):

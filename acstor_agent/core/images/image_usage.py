@@ -123,14 +123,6 @@ class Touches:
     Time counts only while touches by Nova show that it is present: an absent Nova cannot touch the
     images that it uses. At the start Nova counts as present, and the ``attached`` images as
     touched, because earlier times may be wrong.
-
-    >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> touches = Touches(now_s=40.0, attached=[image])
-    >>> touches.idle_s(image, now_s=50.0), touches.is_seen(image)
-    (10.0, False)
-    >>> touches.image_touched(image, at_s=100.0)
-    >>> touches.idle_s(image, now_s=160.0), touches.is_seen(image)
-    (60.0, True)
     """
 
     def __init__(self, now_s: float, attached: Collection[ids.ImageId] = ()) -> None:

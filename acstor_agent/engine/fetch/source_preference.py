@@ -81,16 +81,6 @@ class ReadOverlap:
     Samples: whether chunks that guests here read next were announced, and whether chunks that
     peers request were here. Homes are chosen by hash, so the sample is fair. A dishonest peer can
     at most send prefetches to the source while that is clearly faster, or keep them with the homes.
-
-    >>> overlap = ReadOverlap()
-    >>> for _ in range(MIN_CHUNKS):
-    ...     overlap.record_overlap(False)
-    >>> overlap.is_low
-    True
-    >>> for _ in range(8):
-    ...     overlap.record_overlap(True)
-    >>> overlap.is_low
-    False
     """
 
     __slots__ = ("_seen", "share")

@@ -5,8 +5,8 @@ A read is one range of consecutive chunks, RANGE_BYTES at most; when it starts, 
 reads of at least its urgency join. Openers of an image share its turns, so none delays another. One
 slot is never given to a single image or host, and one is reserved for guests.
 
-Ranges of a far source are longer. Few long readaheads are under way at a time: they fill the link,
-and another one would open a connection, on which TCP starts slowly, for what the guest reads next.
+Ranges of a far source are longer, and few long readaheads are under way: they fill the link, and
+another would open a connection, on which TCP starts slowly, for what the guest reads next.
 """
 
 import collections

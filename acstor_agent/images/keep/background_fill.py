@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetches missing chunks of pinned images at the lowest priority.
 
-A fetch pauses, up to a limit, while a guest waits for a chunk, and the fill is slower then, unless
-the source is far: the link is free in the guest's round trip, and the fill saves later ones. All
-fills share a rate (``core/images/fill_rate.py``); each follows the guests of its image
-(``core/images/fill_order.py``).
+A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: the link is
+free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``); each follows
+the guests of its image (``core/images/fill_order.py``).
 """
 
 import array
@@ -20,6 +19,7 @@ from acstor_agent.core import counters
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import fill_window
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import chunk_ref
@@ -34,13 +34,8 @@ from acstor_agent.images.read import boot_session
 from acstor_agent.images.read import read_admission
 from acstor_common import errors
 from acstor_common.formats import chunk_map
-from acstor_common.model import geometry
 from acstor_common.model import ids
 
-FEW_IN_FLIGHT = 8  # chunks: the most beside guests of a near source, the least without
-MOST_IN_FLIGHT_BYTES = 8 * geometry.MIB  # the exchange starts 64 chunks, and queues the others
-SERVED_S = 0.02  # time that a provider has, beside the round trip
-SPEEDUP = 2.0  # bytes in flight over those that arrive in this time, so that the speed can grow
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
 FAR_BATCHES = 4  # requests in a round trip to a far source, whose slots each take one
 FAILURES = 8
@@ -80,7 +75,7 @@ class FillProgress:
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_logged = False
         self.speed = fill_rate.Speed()
-        self.slow_start = fill_rate.SlowStart(FEW_IN_FLIGHT)
+        self.slow_start = fill_window.SlowStart(fill_window.FEW)
         self.cloud_speed = fill_rate.Speed()
         self.cloud_left_bytes: int | None = None
         self.cloud_checked_s = -math.inf
@@ -111,9 +106,8 @@ class _FillSlice:
 
     def has_come(self, number: int) -> None:
         self.came += 1
-        self.progress.left_bytes = max(
-            0, (self.progress.left_bytes or 0) - self.chunk_length(number)
-        )
+        left_bytes = (self.progress.left_bytes or 0) - self.chunk_length(number)
+        self.progress.left_bytes = max(0, left_bytes)
 
     def chunk_failed(self, number: int, why: str) -> None:
         self.failures += 1
@@ -249,8 +243,8 @@ class BackgroundFill:
         return self._why_refused() if progress.missing else ""
 
     def _why_refused(self) -> str:
-        trouble = self._pins.cache.fault
-        return trouble.what if trouble else "the cache has no space for fetched data"
+        fault = self._pins.cache.fault
+        return fault.what if fault else "the cache has no space for fetched data"
 
     async def _fetch_some(
         self, filling: _FillSlice, ahead: background_fetch.BackgroundFetch[int]
@@ -261,9 +255,7 @@ class BackgroundFill:
                 if wait_s <= 0:
                     return  # one chunk must not keep the others from being fetched
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
-                arrivals = await ahead.wait_for_arrivals()
-                filling.progress.slow_start.count_arrived(len(arrivals), trio.current_time())
-                for number, outcome in arrivals:
+                for number, outcome in await ahead.wait_for_arrivals():
                     self._take(filling, number, outcome)
 
     async def _request_some(
@@ -276,14 +268,12 @@ class BackgroundFill:
         if not progress.missing or trio.current_time() >= filling.until_s:
             return None
         is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
-        limit = self._max_in_flight(filling, is_urgent=is_urgent)
-        room = limit - len(ahead)
-        if self.boots.is_far:
-            batch = max(1, limit // FAR_BATCHES)
-            room = batch if room >= batch else 0
-        if room < 1:
+        limit, is_far = self._max_in_flight(filling, is_urgent=is_urgent), self.boots.is_far
+        room, batch = limit - len(ahead), max(1, limit // FAR_BATCHES) if is_far else 1
+        if room < batch:
             return self.limits.calm_s / 10
-        numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
+        most, bytes_s = batch if is_far else room, math.inf if is_urgent else self._pacer.bytes_s
+        numbers = self._next_of(filling, most, bytes_s)
         if not is_urgent:
             link_bytes = self._link_share.share * sum(map(filling.chunk_length, numbers))
             wait_s = self._pacer.wait_s(link_bytes, trio.current_time())
@@ -291,29 +281,21 @@ class BackgroundFill:
                 return min(wait_s, self.limits.measure_interval_s)  # the rate may change by then
         for number in numbers:
             progress.missing.remove(number)
-        if not (is_urgent or self._must_hurry or self.boots.is_far):
+        if not (is_urgent or self._must_hurry or is_far):
             await self._yield_to_guests()
         await self._fetch(filling, numbers, ahead)
         return 0.0
 
     def _max_in_flight(self, filling: _FillSlice, *, is_urgent: bool) -> int:
-        """Return a limit of chunks.
-
-        Beside guests it is what the rate carries in a round trip, and this host's part of what all
-        hosts of its group, which may share the link to a far source, may have in flight.
-        """
-        chunk_bytes, rtt_s = filling.map.geometry.chunk_bytes, self.boots.rtt_s
-        progress, is_far = filling.progress, self.boots.is_far
-        grown_bytes = SPEEDUP * (rtt_s + SERVED_S) * progress.speed.recent_bytes_s
-        if is_far:
-            grown_bytes = max(grown_bytes, progress.slow_start.limit * chunk_bytes)
-        limit_bytes = max(FEW_IN_FLIGHT * chunk_bytes, min(MOST_IN_FLIGHT_BYTES, grown_bytes))
-        if not (is_urgent or self._must_hurry) and self._is_beside_guests():
-            bytes_s = self._pacer.bytes_s / self._link_share.share
-            carried_bytes = rtt_s * bytes_s if rtt_s else 0.0  # may be infinite
-            own_bytes = MOST_IN_FLIGHT_BYTES / self._chunks.near_hosts if is_far else 0
-            few_bytes = max(FEW_IN_FLIGHT * chunk_bytes, own_bytes)
-            limit_bytes = min(limit_bytes, carried_bytes, few_bytes)
+        progress, chunk_bytes = filling.progress, filling.map.geometry.chunk_bytes
+        boots, bytes_s = self.boots, self._pacer.bytes_s / self._link_share.share
+        limit_bytes = fill_window.most_bytes(
+            progress.slow_start,
+            fill_window.Path(boots.rtt_s, boots.is_far, bytes_s, self._chunks.near_hosts),
+            progress.speed.recent_bytes_s,
+            chunk_bytes,
+            is_beside_guests=not (is_urgent or self._must_hurry) and self._is_beside_guests(),
+        )
         return max(1, int(limit_bytes / chunk_bytes))
 
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
@@ -355,6 +337,7 @@ class BackgroundFill:
             return
         length, is_stored = filling.chunk_length(number), outcome.origin is counters.Origin.SOURCE
         filling.progress.speed.count_bytes(length)
+        filling.progress.slow_start.count_arrived(1, trio.current_time())
         share = filling.progress.stored_share if is_stored else 1.0
         self._spare.count_bytes(self._link_share.count_chunk(length, share))
         if filling.map.cid_of(number) in self._pins.cache:
@@ -404,8 +387,7 @@ class BackgroundFill:
             self._link_share.refresh()
             needed_bytes_s = self._needed_bytes_s(progress, also_due)
             self._must_hurry = needed_bytes_s > progress.speed.bytes_s
-            needed_link_bytes_s = needed_bytes_s * self._link_share.share
-            self._pacer.bytes_s = max(usual_bytes_s, needed_link_bytes_s)
+            self._pacer.bytes_s = max(usual_bytes_s, needed_bytes_s * self._link_share.share)
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self.limits.measure_interval_s)

@@ -13,9 +13,9 @@ import trio
 from acstor_agent.control import image_requests
 from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
+from acstor_agent.core.images import fill_window
 from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
-from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import boot_deferral
@@ -204,20 +204,20 @@ async def test_fill_from_a_far_source_runs_while_guests_wait(keeper):
 
 
 async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
-    image, filler, few = await keeper.use(), keeper.filler, background_fill.FEW_IN_FLIGHT
+    image, filler, few = await keeper.use(), keeper.filler, fill_window.FEW
     progress = background_fill.FillProgress(filler.make_backoff())
     progress.slow_start.limit = 0  # it is over
     filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
     chunk = image.map.geometry.chunk_bytes
     for rtt_s, chunks_s, beside_guests, alone in (
-        (0.0, 1e9 / chunk, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
+        (0.0, 1e9 / chunk, 1, fill_window.MOST_BYTES // chunk),
         (0.0, 10.0, 1, few),
-        (0.019, 3e4, few, background_fill.MOST_IN_FLIGHT_BYTES // chunk),
+        (0.019, 3e4, few, fill_window.MOST_BYTES // chunk),
         (0.1, 9.9, 1, few),  # no queue before a guest's read
         (0.1, 30.1, 3, few),
         (0.18, 301.0, 54, 120),  # of a far source
-        (0.0, math.inf, 1, background_fill.MOST_IN_FLIGHT_BYTES // chunk),  # a deadline presses
-        (0.1, math.inf, *2 * (background_fill.MOST_IN_FLIGHT_BYTES // chunk,)),
+        (0.0, math.inf, 1, fill_window.MOST_BYTES // chunk),  # a deadline presses
+        (0.1, math.inf, *2 * (fill_window.MOST_BYTES // chunk,)),
     ):
         keeper.rtt_s, filler._pacer.bytes_s = rtt_s, chunks_s * chunk
         progress.speed.recent_bytes_s = chunks_s * chunk
@@ -232,7 +232,7 @@ async def test_fill_from_a_far_source_requests_more_as_more_arrives(keeper, batc
     keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.2
     await keeper.use()
     await until(lambda: len(chunk_nos(batches)) >= 40)
-    few, most = background_fill.FEW_IN_FLIGHT, max(batch.in_flight for batch in batches)
+    few, most = fill_window.FEW, max(batch.in_flight for batch in batches)
     assert most >= 2 * few if rtt_s else most == few
     assert len(batches[0].chunk_nos) == (few // background_fill.FAR_BATCHES if rtt_s else few)
 
@@ -249,19 +249,6 @@ async def test_fill_of_a_compressed_image_uses_its_share_of_the_link(keeper):
     took_s = trio.current_time() - began_s
     assert image.count_cached().missing_bytes == 0
     assert 41 / 40 - fill_rate.AHEAD_S <= took_s < 41 / 20
-
-
-@pytest.mark.parametrize(("hosts", "most"), [(1, 512), (16, 32), (1000, 8)])
-async def test_hosts_share_what_fills_beside_guests_have_in_flight(
-    keeper, monkeypatch, hosts, most
-):
-    image, filler = await keeper.use(), keeper.filler
-    monkeypatch.setattr(exchange.Exchange, "near_hosts", hosts)
-    keeper.is_waiting, keeper.rtt_s, filler._pacer.bytes_s = True, 0.1, math.inf
-    progress = background_fill.FillProgress(filler.make_backoff())
-    progress.speed.recent_bytes_s = math.inf
-    filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
-    assert filler._max_in_flight(filling, is_urgent=False) == most
 
 
 async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):
@@ -315,7 +302,7 @@ async def test_constantly_waiting_guest_slows_the_fill_but_does_not_stop_it(keep
     began_s = trio.current_time()
     await keeper.use()
     await keeper.wait("fully_cached")
-    yields = 41 / background_fill.FEW_IN_FLIGHT
+    yields = 41 / fill_window.FEW
     assert trio.current_time() - began_s >= yields * FILL_LIMITS["yield_s"]
 
 
@@ -371,8 +358,8 @@ async def test_fill_goes_on_where_a_guest_waited(keeper, batches):
 async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):
     await keeper.use()
     await keeper.wait("fully_cached")
-    assert max(len(batch.chunk_nos) for batch in batches) == background_fill.FEW_IN_FLIGHT
-    assert max(batch.in_flight for batch in batches) == background_fill.FEW_IN_FLIGHT
+    assert max(len(batch.chunk_nos) for batch in batches) == fill_window.FEW
+    assert max(batch.in_flight for batch in batches) == fill_window.FEW
     batches.clear()
     keeper.set_limits(bytes_s=2.5 * CHUNK / background_fill.TOGETHER_S)
     await keeper.use(OTHER)
@@ -633,7 +620,7 @@ async def test_fill_backs_off_from_a_failing_source(keeper):
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (
-        background_fill.FAILURES + background_fill.FEW_IN_FLIGHT
+        background_fill.FAILURES + fill_window.FEW
     )
     keeper.host.blobs.update(kept)
     await keeper.wait("fully_cached")

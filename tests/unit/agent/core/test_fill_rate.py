@@ -255,27 +255,6 @@ def test_later_deadline_raises_the_rate_of_the_first_image():
     assert fill_rate.needed_bytes_s([], 0.0) == 0
 
 
-def test_slow_start_doubles_until_the_rate_is_that_of_the_link():
-    slow_start, now_s, limits = fill_rate.SlowStart(8), 0.0, []
-    slow_start.begin_round(now_s)
-    while slow_start.limit:
-        limits.append(slow_start.limit)
-        now_s += max(0.2, slow_start.limit / 1000)  # a round trip, or what the link needs
-        slow_start.count_arrived(slow_start.limit, now_s)
-    assert limits == [8, 16, 32, 64, 128, 256, 512, 1024, 2048]
-    slow_start.count_arrived(8, now_s + 1)
-    assert slow_start.limit == 0
-
-
-def test_pause_of_a_fill_does_not_end_its_slow_start():
-    slow_start, now_s = fill_rate.SlowStart(8), 0.0
-    for _ in range(6):
-        slow_start.begin_round(now_s)
-        slow_start.count_arrived(slow_start.limit, now_s + 0.2)
-        now_s += 1000.0
-    assert slow_start.limit == 8 * 2**6
-
-
 def test_link_share_is_that_of_the_latest_chunks():
     link = fill_rate.LinkShare()
     link.refresh()
