@@ -11,6 +11,7 @@ Exit status: 0 nothing failed and nothing grew, 1 something did.
 import argparse
 import contextlib
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,7 @@ def main() -> int:
     )
     harness.add_results_argument(parser, "soak")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background
     if not installed.is_ready():
         parser.error(f"the services of OpenStack are not installed: {installed.REMEDY}")
     with runs.Run() as run:

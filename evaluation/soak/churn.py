@@ -21,6 +21,7 @@ from tests.fakes import nova_hosts
 from tests.lab import runs
 
 MAX_FINDINGS = 50
+SHOWN = 1500  # characters from the start and from the end of an error: it may be a log
 RELEASED_WITHIN_S = 300.0
 GUEST_FLAVOR = "guest"
 
@@ -78,8 +79,10 @@ class Churn:
         self.counts[name] += 1
         try:
             action()
-        except (AssertionError, errors.AcstorError, exceptions.SDKException, OSError) as e:
-            self.add_finding(f"{name}: {type(e).__name__}: {str(e)[:1500]}")
+        except Exception as e:  # a soak goes on
+            words = str(e)
+            what = words if len(words) < 2 * SHOWN else f"{words[:SHOWN]} … {words[-SHOWN:]}"
+            self.add_finding(f"{name}: {type(e).__name__}: {what}")
 
     def add_finding(self, what: str) -> None:
         """Record a finding."""
@@ -201,7 +204,11 @@ class Churn:
         agent = self._choose_agent()
         name = agent.machine.name
         theirs = [server for server in self._servers if server.host.name == name]
-        self._soak.reboot(agent)
+        try:
+            self._soak.reboot(agent)
+        except errors.AcstorError:
+            agent.start()  # as systemd would; other actions need the host
+            raise
         for server in theirs:
             server.wait("ACTIVE")
             self._check(server)

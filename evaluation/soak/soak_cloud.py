@@ -190,6 +190,7 @@ class SoakCloud(acstor.Acstor):
         host = next(one for one in self.lab.computes if one.machine is agent.machine)
         host.crash()
         agent.close_mount()
+        runs.wait_for(lambda: agent.pid is None, HOST_UP_S, f"the end of {agent.name}", agent.log)
         host.machine.boot()
         agent.start()
         agent.wait_ready(HOST_UP_S)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from acstor_common import errors
+from evaluation.soak import churn
 from evaluation.soak import plan
 from evaluation.soak import report
 from evaluation.soak import samples
@@ -79,3 +81,26 @@ def test_report_has_series_and_picture_and_judges_only_long_series(tmp_path):
     reported = json.loads((tmp_path / "soak.json").read_text())
     assert (reported["actions"], reported["findings"]) == ({"build": 3}, ["a finding"])
     assert len(reported["series"]) == len(seen) and (tmp_path / "soak.png").stat().st_size > 10_000
+
+
+class Soak:
+    """A soak's cloud without hosts."""
+
+    kept_agents = ()
+
+
+def test_action_that_fails_in_any_way_is_a_finding_with_the_end_of_its_error():
+    actions = churn.Churn(Soak(), None, random.Random(1), lambda name, seconds: None)
+
+    def fail():
+        next(iter(()))
+
+    def fail_with_a_log():
+        raise errors.Unusable("an agent", "it has ended: " + "lines " * 1000 + "the cause")
+
+    for name, action in (("live-migrate", fail), ("reboot-host", fail_with_a_log)):
+        actions._attempt(name, action)
+    first, second = actions.findings
+    assert first == "live-migrate: StopIteration: "
+    assert second.startswith("reboot-host: Unusable: an agent: it has ended") and len(second) < 4000
+    assert second.endswith("the cause")
