@@ -18,7 +18,6 @@ from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import chunk_lookup
 from acstor_agent.images.image import mirrors
-from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.peers import peer_listener
 from acstor_agent.peers import peer_network
@@ -92,7 +91,6 @@ class ChunkService:
                 max_source_reads=self.source.max_concurrent_reads,
             ),
             source_access=self.source.source_access,
-            is_source_far=lambda: self.source.rtt_s >= boot_deferral.FAR_S,
         )
         return exchange.Exchange(
             self._nursery,

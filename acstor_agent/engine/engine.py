@@ -86,13 +86,10 @@ class Engine:
         source_access: context.SourceAccessOf = lambda image_id, offset: (
             placement.SourceAccess.IN_PARTS
         ),
-        is_source_far: Callable[[], bool] = lambda: False,
     ) -> None:
         view = ring_view.RingView(own_host, table)
         self.rights = rights
-        self.context = context.Context(
-            *(view, rng, cache, settings, rights.attached, source_access, is_source_far)
-        )
+        self.context = context.Context(view, rng, cache, settings, rights.attached, source_access)
         self._read_through = read_through.ReadThrough(self.context)
         self.requests = peer_requests.PeerRequests(self.context, self._read_through, rights)
         self.pending = pending_reads.PendingReads(self.context, self._read_through, self.requests)

@@ -59,7 +59,6 @@ class Context:
         settings: settings.Settings,
         attached: Collection[ids.ImageId],
         source_access: SourceAccessOf,
-        is_source_far: Callable[[], bool],
     ) -> None:
         self.now = 0.0
         self._source_access = source_access
@@ -75,9 +74,7 @@ class Context:
         self.requests_out = requests_out.RequestsOut(
             self.out, self.timers, self.peers, settings.timeout_s
         )
-        self.source_reads = source_reads.SourceReads(
-            self.out, settings.max_source_reads, is_far=is_source_far
-        )
+        self.source_reads = source_reads.SourceReads(self.out, settings.max_source_reads)
         self.prefetch_limits = prefetch_limits.PrefetchLimits(settings.background_limit)
         self.transfers = transfers.Transfers(
             self.requests_out, self.source_reads, self.prefetch_limits

@@ -4,9 +4,6 @@
 A read is one range of consecutive chunks, RANGE_BYTES at most; when it starts, adjacent queued
 reads of at least its urgency join. Openers of an image share its turns, so none delays another. One
 slot is never given to a single image or host, and one is reserved for guests.
-
-Ranges of a far source are longer, and few long readaheads are under way: they fill the link, and
-another would open a connection, on which TCP starts slowly, for what the guest reads next.
 """
 
 import collections
@@ -26,8 +23,6 @@ from acstor_common.model import ids
 
 RESERVE_FROM = 4  # places from which on one is reserved
 RANGE_BYTES = geometry.MIB
-FAR_RANGE_BYTES = 2 * geometry.MIB
-LONG_READAHEADS, LONG_BYTES = 3, geometry.MIB // 2  # of a far source
 
 T = TypeVar("T")
 _Position = tuple[ids.ImageId, int]
@@ -84,12 +79,10 @@ class SourceRead:
 
 
 class _Range:
-    __slots__ = ("flow", "is_for_guest", "is_long_readahead", "reads")
+    __slots__ = ("flow", "is_for_guest", "reads")
 
-    def __init__(self, first: SourceRead, length_bytes: int) -> None:
+    def __init__(self, first: SourceRead) -> None:
         self.flow, self.is_for_guest = first.flow, first.priority is priority.Priority.GUEST
-        is_readahead = first.priority is priority.Priority.READAHEAD
-        self.is_long_readahead = is_readahead and length_bytes >= LONG_BYTES
         self.reads: dict[int, SourceRead] = {}
 
 
@@ -97,14 +90,9 @@ class SourceReads:
     """The queue of reads, and the ranges under way; ``slots``: concurrent ranges."""
 
     def __init__(
-        self,
-        out: actions.ActionQueue,
-        slots: int = 8,
-        range_bytes: int = RANGE_BYTES,
-        is_far: Callable[[], bool] = lambda: False,
+        self, out: actions.ActionQueue, slots: int = 8, range_bytes: int = RANGE_BYTES
     ) -> None:
-        self._out, self._slots = out, slots
-        self._near_range_bytes, self._is_far = range_bytes, is_far
+        self._out, self._slots, self._range_bytes = out, slots, range_bytes
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
         self._slots_of_flow = slots - 1 if slots >= RESERVE_FROM else slots
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
@@ -114,7 +102,7 @@ class SourceReads:
         self._last_number = 0
         self._held: collections.Counter[Hashable] = collections.Counter()
         self._full_flow: Hashable = None  # the one flow that has all slots it may have
-        self._held_by_background = self._long_readaheads = 0
+        self._held_by_background = 0
 
     def __len__(self) -> int:
         return len(self._ranges) + len(self._queue)
@@ -122,7 +110,7 @@ class SourceReads:
     @property
     def is_full(self) -> bool:
         """Whether reads are queued because of those under way."""
-        is_limited = self._full_flow is not None or self._is_for_guests_only
+        is_limited = self._full_flow is not None or self._held_by_background >= self._slots_of_flow
         return bool(self._queue) and (is_limited or len(self._ranges) >= self._slots)
 
     def queue_read(
@@ -165,19 +153,11 @@ class SourceReads:
         elif self._remove_from_range(read) and read.number not in self._ranges:
             self._out.others.append(actions.CancelSourceRead(read.number))
 
-    @property
-    def _range_bytes(self) -> int:
-        return FAR_RANGE_BYTES if self._is_far() else self._near_range_bytes
-
-    @property
-    def _is_for_guests_only(self) -> bool:
-        is_link_full = self._long_readaheads >= LONG_READAHEADS and self._is_far()
-        return is_link_full or self._held_by_background >= self._slots_of_flow
-
     def start_queued_reads(self, now: float) -> None:
         """Start queued reads while there are free slots."""
         while self._queue.length and len(self._ranges) < self._slots:
-            read = self._queue.take_next(self._is_for_guests_only, self._full_flow)
+            is_urgent = self._held_by_background >= self._slots_of_flow
+            read = self._queue.take_next(is_urgent, self._full_flow)
             if read is None:
                 return
             self._forget_ends(read)
@@ -190,8 +170,8 @@ class SourceReads:
     def _begin(self, first: SourceRead, reads: Sequence[SourceRead], now: float) -> None:
         """Start a range; emit its action first, so that its end is reported if this fails."""
         self._last_number += 1
+        number, found = self._last_number, _Range(first)
         refs = [ref for read in reads for ref in read.refs]
-        number, found = self._last_number, _Range(first, sum([ref.length for ref in refs]))
         turn = refs[0].image_id, first.priority, first.guest or first.flow
         self._out.others.append(actions.ReadSource(number, *turn, refs))
         self._ranges[number], at = found, 0
@@ -265,7 +245,7 @@ class SourceReads:
 
     def recount_reads(self) -> None:
         """Rebuild counters and ends after a fault."""
-        self._held_by_background = self._long_readaheads = 0
+        self._held_by_background = 0
         self._held.clear()
         self._full_flow = None
         for number, read_range in list(self._ranges.items()):
@@ -312,7 +292,6 @@ class SourceReads:
         if not self._held[flow]:
             del self._held[flow]
         self._held_by_background += sign * (not read_range.is_for_guest)
-        self._long_readaheads += sign * read_range.is_long_readahead
 
 
 def _range_length(refs: transfer.Refs, range_bytes: int) -> int:

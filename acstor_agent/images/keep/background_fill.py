@@ -37,7 +37,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
-FAR_BATCHES = 4  # requests in a round trip to a far source, whose slots each take one
+FAR_TOGETHER, FAR_BATCHES = 0.5, 4  # of a far source: round trips; requests for what is in flight
 FAILURES = 8
 YIELD_TICK_S = 0.005
 
@@ -301,7 +301,7 @@ class BackgroundFill:
     def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
         """Return the chunks to request together, at least one."""
         numbers: list[int] = []
-        left_bytes = max(TOGETHER_S, self.boots.rtt_s / FAR_BATCHES) * bytes_s
+        left_bytes = max(TOGETHER_S, FAR_TOGETHER * self.boots.rtt_s) * bytes_s
         image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
         waited_for = () if image is None else tuple(image.waited_for)
         for number in itertools.islice(missing.in_order(waited_for), room):

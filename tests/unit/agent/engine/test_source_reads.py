@@ -191,41 +191,6 @@ def test_range_length_is_bounded_except_for_a_single_longer_chunk(out):
     assert lengths == [3, 3, 1, 3, 1, 2]
 
 
-@pytest.mark.parametrize("is_far", [False, True])
-def test_few_long_readaheads_of_a_far_source_are_under_way(out, is_far):
-    reads = source_reads.SourceReads(out, is_far=lambda: is_far)
-    long, per_range = source_reads.LONG_READAHEADS, source_reads.LONG_BYTES // CHUNK
-    for number in range(5):
-        first = 2 * per_range * number
-        reads.queue_read(chunks(*range(first, first + per_range)), P.READAHEAD, "image", 0.0)
-    found = begun(out, reads)
-    assert len(found) == (long if is_far else 5) and reads.is_full is is_far
-    reads.queue_read(chunks(5000), P.GUEST, "image", 0.0)
-    assert wants_of(begun(out, reads)) == [chunks(5000)]
-    if is_far:
-        assert reads.end_range(found[0].number)
-        assert len(begun(out, reads)) == 1
-
-
-def test_short_readaheads_and_fills_of_a_far_source_take_all_slots(out):
-    reads = source_reads.SourceReads(out, is_far=lambda: True)
-    per_range = source_reads.LONG_BYTES // CHUNK
-    for number in range(4):
-        reads.queue_read(chunks(*range(number * 100, number * 100 + 2)), P.READAHEAD, "i", 0.0)
-        first = 2 * per_range * (number + 10)
-        reads.queue_read(chunks(*range(first, first + per_range)), P.HYDRATE, "j", 0.0)
-    assert len(begun(out, reads)) == 7
-
-
-@pytest.mark.parametrize("is_far", [False, True])
-def test_range_of_a_far_source_is_longer(out, is_far):
-    reads = source_reads.SourceReads(out, is_far=lambda: is_far)
-    reads.queue_read(chunks(*range(4 * source_reads.RANGE_BYTES // CHUNK)), P.READAHEAD, "i", 0.0)
-    first = begun(out, reads)[0]
-    longest = source_reads.FAR_RANGE_BYTES if is_far else source_reads.RANGE_BYTES
-    assert sum(ref.length for ref in first.refs) == longest
-
-
 def test_non_contiguous_chunks_are_separate_ranges(out):
     reads = source_reads.SourceReads(out, slots=9)
     read = reads.queue_read(chunks(0, 1, 5, 6, 8), P.GUEST, "image", 0.0)
