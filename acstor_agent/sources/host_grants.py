@@ -53,18 +53,18 @@ class HostGrants:
     ) -> None:
         self._request, self._files, self._clock = request, files, clock
         self._held = lru_table.LruTable[ids.ImageId, _Held](MAX_HELD)
-        self._is_uncertified = False  # a wait for the certificate was in vain
+        self._has_waited = False  # for the first certificate, until the timeout
         self._locks = keyed_locks.KeyedLocks[ids.ImageId]()
         self._threads = blocking_threads.BlockingThreads(WHERE, THREADS)
 
     async def headers_of(self, what: str, image_id: ids.ImageId, target: str) -> dict[str, str]:
         """Return headers for a ``target`` (image_grants.target_of), or raise ChunkUnavailable."""
-        identity, certificate = await self._identified(what)
+        identity, certificate = await self._wait_certified(what)
         async with self._locks.hold(image_id):
             held = await self._current(what, image_id, certificate.pem)
         return image_grants.headers_of(held.grant, target, identity.key, self._clock.time())
 
-    async def _identified(
+    async def _wait_certified(
         self, what: str
     ) -> tuple[identity_files.Identity, certificates.HostCertificate]:
         until_s = trio.current_time() + REQUEST_S  # after the start it may lack a certificate
@@ -72,8 +72,8 @@ class HostGrants:
             identity = self._files.current_credentials()
             if identity.certificate is not None:
                 return identity, identity.certificate
-            if self._is_uncertified or trio.current_time() >= until_s:
-                self._is_uncertified = True
+            if self._has_waited or trio.current_time() >= until_s:
+                self._has_waited = True
                 raise errors.SourceUnreachable(what, WHERE, "this host has no certificate yet")
             await trio.sleep(CERTIFICATE_TICK_S)
 

@@ -207,7 +207,7 @@ class Churn:
         try:
             self._soak.reboot(agent)
         except errors.AcstorError:
-            agent.start()  # as systemd would; other actions need the host
+            self._soak.start_services(agent)  # as systemd would; other actions need the host
             raise
         for server in theirs:
             server.wait("ACTIVE")

@@ -192,6 +192,10 @@ class SoakCloud(acstor.Acstor):
         agent.close_mount()
         runs.wait_for(lambda: agent.pid is None, HOST_UP_S, f"the end of {agent.name}", agent.log)
         host.machine.boot()
+        self.start_services(agent)
+
+    def start_services(self, agent: KeptAgent) -> None:
+        """Start a host's agent, then the compute services that are stopped."""
         agent.start()
         agent.wait_ready(HOST_UP_S)
         self.lab.start_compute_services()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many chunks a fill has in flight: what its path carries, without a queue before guests."""
+"""How many chunks a fill has in flight: what its route carries, without a queue before guests."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ SPEEDUP = 2.0  # bytes in flight over those that arrive in this time, so that th
 FULL_GROWTH, FULL_ROUNDS = 1.25, 3
 
 
-class Path(NamedTuple):
+class Route(NamedTuple):
     """The way from the source to this host."""
 
     rtt_s: float
@@ -31,13 +31,13 @@ class SlowStart:
     """
 
     def __init__(self, first: int) -> None:
-        self.limit = self._round = first
+        self.limit = self._round_chunks = first
         self._began_s, self._arrived = 0.0, 0
         self._best_per_s, self._flat_rounds = 0.0, 0
 
     def begin_round(self, now_s: float) -> None:
         """Begin a round; what arrived since the last one is not counted."""
-        self._began_s, self._arrived, self._round = now_s, 0, self.limit
+        self._began_s, self._arrived, self._round_chunks = now_s, 0, self.limit
 
     def count_arrived(self, count: int, now_s: float) -> None:
         """Count chunks that arrived."""
@@ -45,7 +45,7 @@ class SlowStart:
             return
         self.limit += count
         self._arrived += count
-        if self._arrived < self._round or now_s <= self._began_s:
+        if self._arrived < self._round_chunks or now_s <= self._began_s:
             return
         per_s = self._arrived / (now_s - self._began_s)
         if per_s >= FULL_GROWTH * self._best_per_s:
@@ -59,7 +59,7 @@ class SlowStart:
 
 def most_bytes(
     slow_start: SlowStart,
-    path: Path,
+    route: Route,
     recent_bytes_s: float,
     chunk_bytes: int,
     *,
@@ -67,12 +67,12 @@ def most_bytes(
 ) -> float:
     """Return the limit of bytes in flight; beside guests, what the rate carries in a round trip."""
     few_bytes = FEW * chunk_bytes
-    grown_bytes = SPEEDUP * (path.rtt_s + SERVED_S) * recent_bytes_s
-    if path.is_far:
+    grown_bytes = SPEEDUP * (route.rtt_s + SERVED_S) * recent_bytes_s
+    if route.is_far:
         grown_bytes = max(grown_bytes, slow_start.limit * chunk_bytes)
     limit_bytes = max(few_bytes, min(MOST_BYTES, grown_bytes))
     if not is_beside_guests:
         return limit_bytes
-    own_bytes = MOST_BYTES / path.hosts if path.is_far else 0.0
-    carried_bytes = path.rtt_s * path.bytes_s if path.rtt_s else 0.0
+    own_bytes = MOST_BYTES / route.hosts if route.is_far else 0.0
+    carried_bytes = route.rtt_s * route.bytes_s if route.rtt_s else 0.0
     return min(limit_bytes, max(few_bytes, own_bytes), carried_bytes)

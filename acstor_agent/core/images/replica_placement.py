@@ -18,7 +18,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 COPIES = 2
-LEAST_STORED_SHARE = 1 / 16  # of a fill's rate: higher compression makes it no faster
+LEAST_STORED_SHARE = 1 / 16  # a higher compression does not accelerate a fill
 _LOOKED_AT, _NAMED = 8192, 128  # chunks examined, and chunks named by place, between two pauses
 
 OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
@@ -50,7 +50,7 @@ class ReplicaPart(NamedTuple):
 
     @property
     def stored_share(self) -> float:
-        """Bytes of the image's stored file for each byte of its contents, by what the map says."""
+        """Bytes of the image's stored file for each byte of its contents, by the map."""
         stored_bytes = self.map.subject.stored.size_bytes
         return min(1.0, max(LEAST_STORED_SHARE, stored_bytes / max(1, self.image_bytes)))
 

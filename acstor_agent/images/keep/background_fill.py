@@ -37,7 +37,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 TOGETHER_S = 0.01  # chunks that arrive in this time at the allowed rate are requested together
-FAR_TOGETHER, FAR_BATCHES = 0.5, 4  # of a far source: round trips; requests for what is in flight
+FAR_TOGETHER, FAR_BATCHES = 0.5, 4  # of a far source: the same in round trips; requests in flight
 FAILURES = 8
 YIELD_TICK_S = 0.005
 
@@ -291,7 +291,7 @@ class BackgroundFill:
         boots, bytes_s = self.boots, self._pacer.bytes_s / self._link_share.share
         limit_bytes = fill_window.most_bytes(
             progress.slow_start,
-            fill_window.Path(boots.rtt_s, boots.is_far, bytes_s, self._chunks.near_hosts),
+            fill_window.Route(boots.rtt_s, boots.is_far, bytes_s, self._chunks.near_hosts),
             progress.speed.recent_bytes_s,
             chunk_bytes,
             is_beside_guests=not (is_urgent or self._must_hurry) and self._is_beside_guests(),

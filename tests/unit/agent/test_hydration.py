@@ -238,7 +238,6 @@ async def test_fill_from_a_far_source_requests_more_as_more_arrives(keeper, batc
 
 
 async def test_fill_of_a_compressed_image_uses_its_share_of_the_link(keeper):
-    """The rate counts stored bytes of chunks from the source, and all bytes of chunks of peers."""
     image, filler = await keeper.use(), keeper.filler
     keeper.set_limits(bytes_s=4.0 * CHUNK)
     progress = filler.progress_of(IMAGE)

@@ -33,10 +33,10 @@ def test_pause_of_a_fill_does_not_end_its_slow_start():
 
 @pytest.mark.parametrize(("hosts", "chunks"), [(1, 128), (4, 32), (1000, fill_window.FEW)])
 def test_hosts_share_what_fills_beside_guests_of_a_far_source_have_in_flight(hosts, chunks):
-    path = fill_window.Path(0.1, is_far=True, bytes_s=math.inf, hosts=hosts)
+    route = fill_window.Route(0.1, is_far=True, bytes_s=math.inf, hosts=hosts)
     slow_start = fill_window.SlowStart(fill_window.FEW)
     beside, alone = (
-        fill_window.most_bytes(slow_start, path, math.inf, CHUNK, is_beside_guests=is_beside)
+        fill_window.most_bytes(slow_start, route, math.inf, CHUNK, is_beside_guests=is_beside)
         for is_beside in (True, False)
     )
     assert (beside, alone) == (chunks * CHUNK, fill_window.MOST_BYTES)

@@ -236,6 +236,6 @@ def test_union_of_parts_has_the_chunks_of_both_once():
 def test_share_of_stored_bytes_is_bounded_whatever_the_map_says(stored_bytes, share):
     part = replica_placement.ReplicaPart(MAP, None, array.array("I"), 1, image_bytes=1 << 20)
     stored = layout.StoredFile(layout.DiskFormat.QCOW2, stored_bytes)
-    says = copy.copy(MAP)
-    says.subject = MAP.subject._replace(stored=stored)
-    assert part._replace(map=says).stored_share == share
+    forged = copy.copy(MAP)
+    forged.subject = MAP.subject._replace(stored=stored)
+    assert part._replace(map=forged).stored_share == share
