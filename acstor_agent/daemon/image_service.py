@@ -92,6 +92,7 @@ class ImageService:
             on_announcement=fanout.announcement_received,
             protocol_violated=chunks.exchange.protocol_violated,
             on_announcement_lost=chunks.exchange.announcement_lost,
+            on_dialled=chunks.exchange.peer_dialled,
         )
 
     def _make_filler(self) -> background_fill.BackgroundFill:

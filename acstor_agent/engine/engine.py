@@ -185,6 +185,11 @@ class Engine:
     # Answers of peers
 
     @_event
+    def peer_dialled(self, host: ids.HostId, round_trip_s: float) -> None:
+        """Take the round-trip time of a new connection to a peer (0: unknown)."""
+        self._read_through.peer_dialled(host, round_trip_s)
+
+    @_event
     def chunks_arrived(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take chunks from a peer, by number; their bytes match the requested CIDs."""
         self._responses.chunks_received(host, chunks)

@@ -236,6 +236,10 @@ class Exchange(engine_driver.EngineDriver):
         """Record that a peer may not have received announcements."""
         self.handle_event(self.core.announcement_lost, host)
 
+    def peer_dialled(self, host: ids.HostId, round_trip_s: float) -> None:
+        """Record the round-trip time of a new connection to a peer."""
+        self.handle_event(self.core.peer_dialled, host, round_trip_s)
+
     def chunk_evicted(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Record that a chunk left the cache; return the names that it had."""
         names = self._names.names_of(cid)

@@ -11,10 +11,12 @@ import enum
 import secrets
 import socket
 import ssl
+from collections.abc import Callable
 
 import trio
 
 from acstor_agent.peers import peer_link
+from acstor_agent.runtime import tcp_info
 from acstor_agent.runtime import tls_session
 from acstor_common import errors
 from acstor_common.identity import certificates
@@ -52,17 +54,23 @@ async def _start(
 
 
 async def connect(
-    ip: str, port: int, credentials: credentials.Credentials | None, silence_s: float
+    ip: str,
+    port: int,
+    credentials: credentials.Credentials | None,
+    silence_s: float,
+    on_dialled: Callable[[float], None] = lambda round_trip_s: None,
 ) -> peer_link.PeerLink:
     """Connect to an agent; ``credentials`` None: clear text.
 
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
+    :param on_dialled: called with the round-trip time (0: unknown), before the handshake
     :raises errors.NotAuthenticated: the other side's certificate is not valid
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     dialled = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         await dialled.connect((ip, port))
+        on_dialled(tcp_info.least_rtt_s(dialled))
     except BaseException:
         dialled.close()
         raise

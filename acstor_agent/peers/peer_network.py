@@ -43,6 +43,7 @@ Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
 OnAnnouncement = server_connection.OnAnnouncement
 OnViolation = Callable[[ids.HostId, errors.RemoteProtocolError], None]
+OnDialled = Callable[[ids.HostId, float], None]
 
 
 class PeerNetwork:
@@ -89,10 +90,14 @@ class PeerNetwork:
         on_announcement: OnAnnouncement = lambda host, announcement: None,
         protocol_violated: OnViolation = lambda host, error: None,
         on_announcement_lost: Callable[[ids.HostId], None] = lambda host: None,
+        on_dialled: OnDialled = lambda host, round_trip_s: None,
     ) -> None:
-        """Set callbacks for announcements, lost ones and violations, before any connection."""
+        """Set callbacks for announcements, violations and round-trip times, before any connection.
+
+        :param on_dialled: called with the round-trip time of a new connection, 0 if unknown
+        """
         self._on_announcement, self._on_announcement_lost = on_announcement, on_announcement_lost
-        self._protocol_violated = protocol_violated
+        self._protocol_violated, self._on_dialled = protocol_violated, on_dialled
 
     @property
     def connection_counts(self) -> tuple[int, int]:
@@ -268,7 +273,8 @@ class PeerNetwork:
     ) -> tuple[client_connection.ClientConnection, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await connection_setup.connect(
-                channel.ip, channel.port, self._credentials, self._limits.silence_s
+                *(channel.ip, channel.port, self._credentials, self._limits.silence_s),
+                functools.partial(self._on_dialled, channel.host),
             )
             try:
                 receiver = peer_receiver.receiver(

@@ -43,7 +43,7 @@ EDGE = [number for number, site in enumerate(SITES) if site == "edge"]
 LAN_MBIT, WAN_MBIT = 1000, 100
 ROUND_TRIPS_MS = (20, 100)
 REGION_BYTES = 64 * geometry.MIB
-IMAGE_BYTES = 72 * geometry.MIB
+IMAGE_BYTES = REGION_BYTES
 WAYS = ("sites", "racks", "two stores", "no locations", "direct")
 AT_ONCE, IN_TURN, BOTH_SITES = range(3)
 READING = (0, REGION_BYTES)

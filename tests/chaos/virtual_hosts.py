@@ -288,6 +288,7 @@ class Host:
         self.net.set_callbacks(
             on_announcement=self.news.announcement_received,
             on_announcement_lost=self.chunks.announcement_lost,
+            on_dialled=self.chunks.peer_dialled,
         )
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)

@@ -12,6 +12,7 @@ import errno
 import math
 import os
 import random
+from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -277,7 +278,12 @@ class Network:
                 self.ways[ends].go_on()
 
     async def _connect(
-        self, ip: str, port: int, credentials: object, silence_s: float
+        self,
+        ip: str,
+        port: int,
+        credentials: object,
+        silence_s: float,
+        on_dialled: Callable[[float], None],
     ) -> peer_link.PeerLink:
         here = _here.get()
         await trio.sleep(self.ways[here, here].delay_s)
@@ -287,6 +293,7 @@ class Network:
         to, back = self.ways[here, there], self.ways[there, here]
         while to.is_silent or back.is_silent:  # noqa: ASYNC110 - SYN is retransmitted
             await trio.sleep(0.2)
+        on_dialled(to.delay_s + back.delay_s)
         out, back_pipe = Pipe(to), Pipe(back)
         stream = _Accepted(MemoryLink(out, back_pipe), self._addresses[here])
         tasks = contextvars.copy_context()

@@ -103,11 +103,17 @@ class Context:
         found = ring.upstreams_of(ref.ring_position, requester, is_moved)
         if access is placement.SourceAccess.WHOLE:
             return ring.with_image_homes(found, ref.image_id)
-        nearer = [(host, self._nearer_upstream(transfer, host)) for host in found]
+        nearer = [(host, self.nearer_upstream(transfer, host)) for host in found]
         no_others = (None, ring.own_host, requester)
         return list(dict.fromkeys(by for host, by in nearer if by == host or by not in no_others))
 
-    def _nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
+    def record_round_trip(self, host: ids.HostId, round_trip_s: float) -> None:
+        """Record the round-trip time of a new connection to a host."""
+        if not self.ring.is_near(host):
+            group = self.ring.group_location(host)
+            self.upstream_delays.record_round_trip(group, round_trip_s, self.now)
+
+    def nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
         """Return an upstream, or if it is too far, the home that is nearer, or None."""
         ring = self.ring
         if ring.is_near(host) or not self.settings.may_ask_source_first:

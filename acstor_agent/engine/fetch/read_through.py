@@ -98,6 +98,18 @@ class ReadThrough:
         relay.is_late = True
         self.start_source_read(relay.transfer, urgency)
 
+    def peer_dialled(self, host: ids.HostId, round_trip_s: float) -> None:
+        """Record a round-trip time; read what a host that is too far was to relay."""
+        context, peer = self._context, self._context.peers.get(host)
+        context.record_round_trip(host, round_trip_s)
+        pending = dict.fromkeys(peer.pending.values()) if peer is not None else ()
+        for relay in [attempt for attempt in pending if attempt.track is Track.RELAY]:
+            transfer = relay.transfer
+            if not relay.is_late and context.nearer_upstream(transfer, host) != host:
+                context.requests_out.cancel_attempt(relay, context.now)
+                transfer.relay = None
+                self.start_source_read(transfer, most_urgent(transfer))
+
     def relay_failed(self, attempt: Attempt, failure: Failure) -> bool:
         """Ask under the next name, or the next upstream, or the source; False: all failed."""
         transfer = attempt.transfer

@@ -3,7 +3,8 @@
 
 It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
 those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
-the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far.
+the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. Until a group
+has answered, its delay is at least the round-trip time of the last connection to one of its hosts.
 """
 
 import math
@@ -11,11 +12,11 @@ import math
 from acstor_common.ring import location
 from acstor_common.util import lru_table
 
-MIN_ANSWERS = 4  # answers below which a delay is unknown
+MIN_ANSWERS = 4  # answers below which a group's delay is unknown
 WINDOW_S = 30.0
 FAR_RATIO, FAR_S = 2.0, 0.005
 """An outer home is far if its delay exceeds another one by this factor and these seconds."""
-PROBE = 128  # one request of this many goes to a far group all the same
+ROUND_TRIP_S = 300.0  # for so long a round-trip time counts
 GROUPS = 64  # groups that are remembered
 
 
@@ -41,10 +42,10 @@ class Delay:
         self._answers[0] += 1
         self._least_s[0] = min(self._least_s[0], seconds)
 
-    def least_s(self, now: float) -> float | None:
+    def least_s(self, now: float, min_answers: int = MIN_ANSWERS) -> float | None:
         """Return the delay; None if it is unknown."""
         self._move_window(now)
-        return min(self._least_s) if sum(self._answers) >= MIN_ANSWERS else None
+        return min(self._least_s) if sum(self._answers) >= min_answers else None
 
     def _move_window(self, now: float) -> None:
         windows = int((now - self._began_s) / WINDOW_S)
@@ -55,10 +56,16 @@ class Delay:
 
 
 class _Group:
-    __slots__ = ("asked", "delay", "first_s")
+    __slots__ = ("delay", "first_s", "round_trip_s", "round_trip_until_s")
 
-    def __init__(self, now: float) -> None:
-        self.delay, self.first_s, self.asked = Delay(), now, 0
+    def __init__(self) -> None:
+        self.delay, self.first_s = Delay(), math.inf
+        self.round_trip_s = self.round_trip_until_s = 0.0
+
+    def least_s(self, now: float) -> float | None:
+        delay_s = self.delay.least_s(now)
+        is_measured = now < self.round_trip_until_s
+        return self.round_trip_s if delay_s is None and is_measured else delay_s
 
 
 class UpstreamDelays:
@@ -75,35 +82,41 @@ class UpstreamDelays:
 
     def record_relay(self, group: location.Levels, sent_s: float, now: float) -> None:
         """Record an answer of an outer home of ``group``."""
+        known = self._get_or_create(group)
+        if sent_s >= known.first_s:  # others may have waited for a connection
+            known.delay.record(now - sent_s, now)
+        known.first_s = min(now, known.first_s)
+
+    def record_round_trip(self, group: location.Levels, round_trip_s: float, now: float) -> None:
+        """Record the round-trip time of a new connection to a host of ``group``."""
+        known = self._get_or_create(group)
+        known.round_trip_s, known.round_trip_until_s = round_trip_s, now + ROUND_TRIP_S
+
+    def _get_or_create(self, group: location.Levels) -> _Group:
         known = self._groups.get_as_used(group)
         if known is None:
-            self._groups[group] = _Group(now)
-        elif sent_s >= known.first_s:  # others may have waited for a connection
-            known.delay.record(now - sent_s, now)
+            known = self._groups[group] = _Group()
+        return known
 
     def may_ask(
         self, group: location.Levels, chunks: int, now: float, own_group: location.Levels
     ) -> bool:
         """Return whether a host of ``own_group`` asks an outer home of ``group`` for chunks."""
         known = self._groups.get(group)
-        delay_s = known.delay.least_s(now) if known is not None else None
+        delay_s = known.least_s(now) if known is not None else None
         least_s = self._nearer_s(location.common_levels(own_group, group), own_group, now)
-        if known is None or delay_s is None or least_s is None:
+        if delay_s is None or least_s is None:
             return True
         if delay_s <= max(FAR_RATIO * least_s, least_s + FAR_S):
-            return True
-        known.asked += 1
-        if known.asked % PROBE == 0:
             return True
         self.skipped += chunks
         return False
 
     def _nearer_s(self, levels: int, own_group: location.Levels, now: float) -> float | None:
         """Return the least delay of the source, and of groups that share more than ``levels``."""
-        delays = [self._source] + [
-            known.delay
+        delays = [self._source.least_s(now, min_answers=1)] + [
+            known.delay.least_s(now)
             for group, known in self._groups.items()
             if location.common_levels(own_group, group) > levels
         ]
-        least = [delay_s for delay in delays if (delay_s := delay.least_s(now)) is not None]
-        return min(least, default=None)
+        return min((delay_s for delay_s in delays if delay_s is not None), default=None)

@@ -181,6 +181,22 @@ async def test_chunk_is_fetched_from_a_peer():
         assert await client.fetch(100, 5000) == DATA[100:5100]
 
 
+async def test_round_trip_time_is_reported_before_the_first_answer():
+    events = []
+
+    async def serve(host, get):
+        events.append("request")
+        return await serve_data(host, get)
+
+    report = {"on_dialled": lambda *what: events.append(what)}
+    async with serving(serve) as (_, address), asking(address, reported=report) as client:
+        for _ in range(2):
+            await client.fetch()
+    (host, round_trip_s), *later = events
+    assert (host, later) == (SERVER, ["request"] * 2)
+    assert 0 < round_trip_s < 1
+
+
 async def test_requests_during_shutdown_fail():
     net, reported = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
     async with serving() as (_server, address), trio.open_nursery() as nursery:

@@ -15,7 +15,8 @@ from tests.fakes.one_machine import chunk
 
 HERE, FAR, OTHER = ("central",), ("edge",), ("third",)
 RACK, SECOND_RACK, FAR_RACK = ("edge", "r1"), ("edge", "r2"), ("central", "r9")
-WINDOW_S, PROBE = upstream_delays.WINDOW_S, upstream_delays.PROBE
+WINDOW_S, ROUND_TRIP_S = upstream_delays.WINDOW_S, upstream_delays.ROUND_TRIP_S
+MANY = 128
 
 
 def known(relay_s, source_s, answers=upstream_delays.MIN_ANSWERS, slower_s=0.0):
@@ -41,10 +42,10 @@ def asked(delays, count, group=FAR, now=10.0, own_group=HERE):
     return sum(delays.may_ask(group, 1, now, own_group) for _ in range(count))
 
 
-def test_group_behind_a_wan_is_only_probed_if_the_source_is_near():
+def test_group_behind_a_wan_is_not_asked_if_the_source_is_near():
     delays = known(0.02, 0.001)
-    assert asked(delays, 4 * PROBE) == 4
-    assert delays.skipped == 4 * (PROBE - 1)
+    assert asked(delays, MANY) == 0
+    assert delays.skipped == MANY
 
 
 @pytest.mark.parametrize(
@@ -58,20 +59,20 @@ def test_group_behind_a_wan_is_only_probed_if_the_source_is_near():
 )
 def test_group_that_is_hardly_farther_than_the_source_is_asked(relay_s, source_s):
     delays = known(relay_s, source_s)
-    assert asked(delays, PROBE) == PROBE
+    assert asked(delays, MANY) == MANY
     assert delays.skipped == 0
 
 
 def test_slow_responses_under_load_do_not_make_a_group_far():
-    assert asked(known(0.003, 0.001, slower_s=5.0), PROBE) == PROBE
-    assert asked(known(0.1, 0.001, slower_s=5.0), PROBE) == 1
+    assert asked(known(0.003, 0.001, slower_s=5.0), MANY) == MANY
+    assert asked(known(0.1, 0.001, slower_s=5.0), MANY) == 0
 
 
 def test_group_is_far_only_after_enough_recent_responses():
-    assert asked(known(0.1, 0.001, upstream_delays.MIN_ANSWERS - 1), PROBE) == PROBE
+    assert asked(known(0.1, 0.001, upstream_delays.MIN_ANSWERS - 1), MANY) == MANY
     delays = known(0.1, 0.001)
-    assert asked(delays, PROBE, now=10.0 + 0.9 * WINDOW_S) == 1
-    assert asked(delays, PROBE, now=10.0 + 2 * WINDOW_S) == PROBE
+    assert asked(delays, MANY, now=10.0 + 0.9 * WINDOW_S) == 0
+    assert asked(delays, MANY, now=10.0 + 2 * WINDOW_S) == MANY
 
 
 def test_responses_to_requests_before_the_first_response_do_not_count():
@@ -79,38 +80,60 @@ def test_responses_to_requests_before_the_first_response_do_not_count():
     for _ in range(2 * upstream_delays.MIN_ANSWERS):
         delays.record_relay(FAR, 0.5, 10.0)  # while the connection was made
         delays.record_source(9.999, 10.0)
-    assert asked(delays, PROBE) == PROBE
+    assert asked(delays, MANY) == MANY
 
 
 def test_far_group_does_not_make_another_group_far():
-    assert asked(known(0.1, 0.001), PROBE, OTHER) == PROBE
+    assert asked(known(0.1, 0.001), MANY, OTHER) == MANY
 
 
 def test_fast_rack_of_the_same_site_makes_only_other_sites_far():
     """The source is behind the WAN, too."""
     delays = known(0.1, 0.1)
     record(delays, FAR_RACK, 0.1)
-    assert asked(delays, PROBE, FAR_RACK, own_group=RACK) == PROBE
+    assert asked(delays, MANY, FAR_RACK, own_group=RACK) == MANY
     record(delays, SECOND_RACK, 0.002)
-    assert asked(delays, PROBE, FAR_RACK, own_group=RACK) == 1
-    assert asked(delays, PROBE, SECOND_RACK, own_group=RACK) == PROBE
-    assert asked(delays, PROBE, ("edge", "r3"), own_group=RACK) == PROBE
+    assert asked(delays, MANY, FAR_RACK, own_group=RACK) == 0
+    assert asked(delays, MANY, SECOND_RACK, own_group=RACK) == MANY
+    assert asked(delays, MANY, ("edge", "r3"), own_group=RACK) == MANY
 
 
 def test_quick_group_at_the_same_level_makes_no_other_far():
     delays = known(0.1, 0.1)
     record(delays, OTHER, 0.002)
-    assert asked(delays, PROBE) == PROBE
+    assert asked(delays, MANY) == MANY
 
 
-def test_probes_detect_a_group_that_became_near():
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.1])
+def test_group_that_became_near_is_detected(round_trip_s):
     delays, now = known(0.1, 0.001), 10.0
-    while now < 10.0 + 3 * WINDOW_S:
+    delays.record_round_trip(FAR, round_trip_s, now)
+    while now < 10.0 + 3 * WINDOW_S + (ROUND_TRIP_S if round_trip_s else 0.0):
         now += 0.1
         delays.record_source(now - 0.001, now)
         if delays.may_ask(FAR, 1, now, HERE):
             delays.record_relay(FAR, now - 0.002, now)
-    assert asked(delays, PROBE, now=now) == PROBE
+    assert asked(delays, MANY, now=now) == MANY
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "source_s", "is_far"),
+    [(0.1, 0.001, True), (0.1, 0.06, False), (0.005, 0.001, False), (0.0, 0.001, False)],
+)
+def test_round_trip_alone_shows_that_a_group_is_far(round_trip_s, source_s, is_far):
+    delays = upstream_delays.UpstreamDelays()
+    delays.record_round_trip(FAR, round_trip_s, 1.0)
+    assert asked(delays, MANY) == MANY  # the source may be farther
+    delays.record_source(10.0 - source_s, 10.0)
+    assert asked(delays, MANY) == (0 if is_far else MANY)
+    delays.record_source(2 * ROUND_TRIP_S - source_s, 2 * ROUND_TRIP_S)
+    assert asked(delays, MANY, now=2 * ROUND_TRIP_S) == MANY
+
+
+def test_answers_count_rather_than_the_round_trip():
+    delays = known(0.002, 0.001)
+    delays.record_round_trip(FAR, 0.1, 1.0)  # a queue, for a moment
+    assert asked(delays, MANY) == MANY
 
 
 # In the engine
@@ -140,7 +163,7 @@ def test_racks_with_a_remote_source_ask_the_home_of_their_site():
         for place, delay_s in zip(racks, (0.1, 0.1, 0.002, 0.002), strict=True):
             record(delays, tuple(place.split("/")), delay_s)
         machine.now = 10.0
-        for n in range(PROBE // 2):
+        for n in range(MANY // 2):
             machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
             site_home = table.ring_within(ids.HostId(here), ids.HostId("h1")).home_at(chunk(n).oid)
             assert machine.asks() == (
@@ -189,6 +212,45 @@ def test_home_reads_a_near_source_rather_than_ask_over_the_wan():
     machine = sites()
     assert read_both(machine, 40, 0.001, 0.1) == 1 + upstream_delays.MIN_ANSWERS
     assert machine.core.counters.source_preferred == 40 - 1 - upstream_delays.MIN_ANSWERS
+
+
+def waits_for_relays(machine, count=3):
+    """Let a guest wait for so many relayed chunks; return their numbers and the relaying host."""
+    assert not read(machine, [next(own_chunks(machine, has_outer=False))], 0.001, 0.0)
+    kind, hosts = own_chunks(machine, has_outer=True), set()
+    numbers = []
+    while len(numbers) < count:
+        n = next(kind)
+        host = machine.core.context.ring.upstreams_of(chunk(n).ring_position, None, False)[0]
+        hosts.add(host)
+        if host != next(iter(hosts)):
+            hosts.discard(host)
+            continue
+        machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
+        assert machine.asks() and not machine.got(actions.ReadSource)
+        numbers.append(n)
+    return numbers, hosts.pop()
+
+
+def test_home_reads_what_a_host_over_the_wan_was_to_relay_once_it_is_dialled():
+    machine = sites()
+    numbers, far = waits_for_relays(machine)
+    machine.peer_dialled(far, 0.1)
+    reads = machine.got(actions.ReadSource)
+    assert [ref for read in reads for ref in read.refs] == [chunk(n) for n in numbers]
+    [cancelled] = machine.got(actions.CancelRequests)
+    assert (cancelled.host, len(cancelled.numbers)) == (far, len(numbers))
+    for read_number, n in zip([read.number for read in reads], numbers, strict=True):
+        machine.source_read_progressed(read_number, [(0, one_machine.data_of(n))])
+        assert [done.token for done in machine.got(actions.CompleteRead)] == [f"{n}"]
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.003])
+def test_home_waits_for_a_near_relay(round_trip_s):
+    machine = sites()
+    _, near = waits_for_relays(machine)
+    machine.peer_dialled(near, round_trip_s)
+    assert not machine.last
 
 
 def test_home_with_an_equally_far_source_asks_over_the_wan():
