@@ -19,8 +19,8 @@ same, call ``recover_from_fault(now, why)``.
 * ``request_chunks``, ``request_batches``, ``cancel_reads`` -> ``CompleteRead``, ``ReportStall``.
   The caller requests only chunks that are not in the cache.
 * ``RequestChunks(host, attempts)``: send one request for all attempts, and set
-  ``attempt.connection``. Feed ``chunks_arrived`` for bytes that match the CID, ``peer_refused``
-  with INVALID for others, ``connection_lost`` at the end of a connection.
+  ``attempt.connection``; ``peer_dialled`` reports a new one. Feed ``chunks_arrived`` for bytes
+  that match the CID, ``peer_refused`` with INVALID for others, ``connection_lost`` at its end.
 * ``ReadSource``: read this range. ``source_read_progressed`` reports chunks as they arrive;
   ``source_ended`` fails the rest. ``CancelSourceRead`` ends the read.
 * ``Store`` -> ``chunks_stored`` or ``chunks_not_stored``. The engine keeps the bytes until then.

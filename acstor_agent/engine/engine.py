@@ -280,10 +280,16 @@ class Engine:
 
     @_event
     def peer_requested(
-        self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
+        self,
+        connection: Hashable,
+        host: ids.HostId,
+        requests: Iterable[chunk_ref.Request],
+        is_far: bool = False,
     ) -> None:
-        """Take requests of a peer."""
-        self.requests.take_requests(connection, host, requests)
+        """Take requests of a peer; ``is_far``: its first connection leads over a WAN."""
+        uploads = self.context.far_uploads if is_far else self.context.uploads
+        link = self.requests.links.get_or_create(connection, host, uploads, self.context.now)
+        self.requests.take_requests(link, requests)
 
     @_event
     def peer_cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:

@@ -16,10 +16,11 @@ Priority = priority.Priority
 class Requester:
     """A host with requests to this one."""
 
-    __slots__ = ("begun", "host", "links", "requests", "slots", "undelivered")
+    __slots__ = ("begun", "host", "links", "requests", "slots", "undelivered", "uploads")
 
-    def __init__(self, host: ids.HostId) -> None:
+    def __init__(self, host: ids.HostId, uploads: Any) -> None:
         self.host = host
+        self.uploads = uploads  # the UploadScheduler of its answers
         self.links = self.requests = self.begun = self.slots = self.undelivered = 0
 
 
@@ -28,11 +29,12 @@ class RequesterLink:
 
     __slots__ = (
         *("alive_s", "peer_requests", "connection", "given", "is_due", "is_slow"),
-        *("slots", "requester", "undelivered", "watched_s"),
+        *("slots", "requester", "undelivered", "uploads", "watched_s"),
     )
 
     def __init__(self, connection: Hashable, requester: Requester) -> None:
         self.connection, self.requester = connection, requester
+        self.uploads = requester.uploads
         self.peer_requests: dict[int, PendingRequest] = {}  # by number
         self.given: dict[int, ServedRequest] = {}  # from the cache and undelivered, by number
         self.slots = self.undelivered = 0

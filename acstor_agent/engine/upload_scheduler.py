@@ -165,8 +165,9 @@ class UploadScheduler:
         self.unpark(link.requester)
         self._watch_another(now)
 
-    def recount_uploads(self, links: Collection[RequesterLink], now: float) -> None:
+    def recount_uploads(self, every: Collection[RequesterLink], now: float) -> None:
         """Rebuild all counters from the open connections, after a fault."""
+        links = [link for link in every if link.uploads is self]
         for waiting in (self._turns, self._parked):
             for pending in list(waiting):
                 if (

@@ -77,8 +77,10 @@ class PeerServer:
         self, connection: server_connection.ServerConnection, requests: list[chunk_ref.Request]
     ) -> None:
         """Feed requests; if the engine fails, again one by one, to end only the bad one."""
+        host = connection.host
+        is_far = not self._core.context.ring.is_near(host) and connection.is_far
         if not self._driver.handle_event(
-            self._core.peer_requested, connection, connection.host, requests
+            self._core.peer_requested, connection, host, requests, is_far
         ):
             return
         numbers = [number for request in requests for number in request.numbers]

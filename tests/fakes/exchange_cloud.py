@@ -98,7 +98,7 @@ class Connection:
     def __init__(self, cloud: "Cloud", host: ids.HostId, asked: ids.HostId) -> None:
         self.host, self.peer, self._cloud, self._asked = host, str(host), cloud, asked
         self.handlers: dict[int, Any] = {}
-        self.is_closed = False
+        self.is_closed = self.is_far = False
 
     def send_answers(self, answers: Sequence[Any]) -> None:
         """Deliver answers to the requester."""

@@ -79,7 +79,10 @@ class Context:
         self.transfers = transfers.Transfers(
             self.requests_out, self.source_reads, self.prefetch_limits
         )
-        self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
+        self.uploads, self.far_uploads = (
+            upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
+            for _ in range(2)  # a full WAN must not delay answers to near hosts
+        )
         self.lockstep = settings.lockstep(self)
         self.overlap = source_preference.ReadOverlap()
         self.upstream_delays = upstream_delays.UpstreamDelays()

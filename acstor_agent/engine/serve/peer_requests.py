@@ -16,6 +16,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_agent.engine import transfer
+from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
@@ -57,11 +58,10 @@ class PeerRequests:
     # New requests
 
     def take_requests(
-        self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
+        self, link: requester.RequesterLink, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """Take new requests of a peer: authorize and answer them, or let them wait."""
-        context = self._context
-        link = self.links.get_or_create(connection, host, context.now)
+        context, connection, host = self._context, link.connection, link.requester.host
         unknown: list[chunk_ref.Request] = []
         for request in requests:
             numbers = request.numbers
@@ -75,7 +75,7 @@ class PeerRequests:
                 self._refuse_all(all_pending, Failure.BUSY)
                 continue
             refs = self._rights.authorize(host, request)
-            if isinstance(refs, list) and self._may_give_run(link.requester, request, refs):
+            if isinstance(refs, list) and self._may_give_run(link, request, refs):
                 self._give_run(link, request, refs, deadline_s)
                 continue
             all_pending = [PendingRequest(link, request, n, deadline_s) for n in numbers]
@@ -119,17 +119,17 @@ class PeerRequests:
 
     def _may_give_run(
         self,
-        requester: requester.Requester,
+        link: requester.RequesterLink,
         request: chunk_ref.Request,
         refs: Sequence[chunk_ref.ChunkRef],
     ) -> bool:
-        context, uploads = self._context, self.uploads
+        context = self._context
         if len(refs) == 1 or context.settings.learns_ring:
             return False
         cids = [ref.cid for ref in refs]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
             return False
-        if not uploads.has_slot(requester, refs):
+        if not link.uploads.has_slot(link.requester, refs):
             return False
         rights = self._rights
         return rights.names.may_serve_all(refs) or all(
@@ -151,7 +151,7 @@ class PeerRequests:
         context.out.add_reply(link.connection, actions.SendRun(request.number, refs, priority))
         given = requester.ServedRequest(request.number, request, refs, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
-        self.uploads.chunks_sent(link, refs, context.now)
+        link.uploads.chunks_sent(link, refs, context.now)
 
     def _process(self, pending: PendingRequest, ref: chunk_ref.ChunkRef) -> None:
         pending.ref = ref
@@ -253,15 +253,16 @@ class PeerRequests:
             return
         if pending.mode is not RELAYED:
             self.copies.record_served(pending.host, (pending.ref,), pending.priority)
-        if self.uploads.has_slot(pending.link.requester, (pending.ref,)):
+        uploads = pending.link.uploads
+        if uploads.has_slot(pending.link.requester, (pending.ref,)):
             self._answer(pending)
         else:
-            self.uploads.queue_answer(pending, self._context.now)
-            self._send_more()
+            uploads.queue_answer(pending, self._context.now)
+            self._send_more(uploads)
 
     def _would_delay_guests(self, pending: PendingRequest) -> bool:
         is_ahead = pending.priority is PREFETCH and not pending.mode.reads_source
-        return is_ahead and self.uploads.is_busy
+        return is_ahead and pending.link.uploads.is_busy
 
     def _is_referred(self, pending: PendingRequest) -> bool:
         hosts = self.copies.refer(pending)
@@ -271,32 +272,32 @@ class PeerRequests:
 
     def _answer(self, pending: PendingRequest) -> None:
         link, ref = pending.link, pending.ref
-        self.uploads.chunks_sent(link, (ref,), self._context.now)
+        link.uploads.chunks_sent(link, (ref,), self._context.now)
         if pending.data is None:
             how = pending.priority, pending.deadline_s
             what = pending.number, pending.request, (ref,)
             link.given[pending.number] = requester.ServedRequest(*what, *how)
         self._end(pending, actions.SendChunk(pending.number, ref, pending.data, pending.priority))
 
-    def _send_more(self) -> None:
-        while (pending := self.uploads.take_next_answer()) is not None:
+    def _send_more(self, uploads: upload_scheduler.UploadScheduler) -> None:
+        while (pending := uploads.take_next_answer()) is not None:
             if pending.data is not None or self._is_cached(pending):
                 self._answer(pending)
             else:
                 self._fetch_chunk(pending)
-            self.uploads.unpark(pending.link.requester)
+            uploads.unpark(pending.link.requester)
 
     def answers_delivered(self, connection: Hashable, late_s: float) -> None:
         """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
         if (link := self.links.get(connection)) is not None:
             link.given.clear()
-            self.uploads.answers_delivered(link, self._context.now, late_s)
-            self._send_more()
+            link.uploads.answers_delivered(link, self._context.now, late_s)
+            self._send_more(link.uploads)
 
     def slots_timed_out(self, link: requester.RequesterLink) -> None:
         """Reclaim the upload slots of a connection that holds them too long."""
-        self.uploads.reclaim_slots(link, self._context.now)
-        self._send_more()
+        link.uploads.reclaim_slots(link, self._context.now)
+        self._send_more(link.uploads)
 
     def _refuse(self, pending: PendingRequest, failure: Failure, why: str = "") -> None:
         request = pending.request if why else None
@@ -352,16 +353,18 @@ class PeerRequests:
             for pending in list(link.peer_requests.values()):
                 self._detach_request(pending)
                 self._end(pending)
-            self.uploads.forget_connection(link, self._context.now)
-            self._send_more()
+            link.uploads.forget_connection(link, self._context.now)
+            self._send_more(link.uploads)
 
     def recover_from_fault(self) -> None:
         """Refuse requests that wait for nothing, and rebuild counters, after a fault."""
         links, transfers = list(self.links), self._context.transfers.values()
-        self.uploads.recount_uploads(links, self._context.now)
+        for uploads in (self.uploads, self._context.far_uploads):
+            uploads.recount_uploads(links, self._context.now)
         self.links.recount(collections.Counter(transfer.charged_to for transfer in transfers))
         for pending in [pending for link in links for pending in link.peer_requests.values()]:
-            if pending.ref and not (self._transfer_of(pending) or self.uploads.is_waiting(pending)):
+            is_queued = pending.link.uploads.is_waiting(pending)
+            if pending.ref and not (self._transfer_of(pending) or is_queued):
                 self._refuse(pending, Failure.UNREACHABLE)
 
     def raise_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
@@ -369,11 +372,11 @@ class PeerRequests:
         for pending in self.links.waiting(connection, numbers):
             if pending.priority <= PEER:
                 continue
-            is_in_line = pending.ref is not None and self.uploads.remove(pending)
+            is_in_line = pending.ref is not None and pending.link.uploads.remove(pending)
             pending.priority = PEER
             transfer = self._transfer_of(pending)
             if is_in_line:
-                self.uploads.queue_answer(pending, self._context.now)
+                pending.link.uploads.queue_answer(pending, self._context.now)
             elif transfer is not None and pending.mode.reads_source:
                 self._read_through.raise_priority(transfer, PEER, pending.host)
 
@@ -388,7 +391,7 @@ class PeerRequests:
             del transfer.peer_requests[pending]
             self._context.transfers.drop_if_done(transfer)
         elif pending.ref is not None:
-            self.uploads.remove(pending)
+            pending.link.uploads.remove(pending)
 
     def _transfer_of(self, pending: PendingRequest) -> transfer.Transfer | None:
         transfer = self._context.transfers.get(pending.ref.key) if pending.ref else None

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from acstor_agent.engine import requester
+from acstor_agent.engine import upload_scheduler
 from acstor_common.model import ids
 
 
@@ -26,13 +27,17 @@ class RequesterLinks:
         return self._links.get(connection)
 
     def get_or_create(
-        self, connection: Hashable, host: ids.HostId, now: float
+        self,
+        connection: Hashable,
+        host: ids.HostId,
+        uploads: upload_scheduler.UploadScheduler,  # of a new host's answers
+        now: float,
     ) -> requester.RequesterLink:
         """Return a connection for new requests; its keepalives begin with the first of them."""
         link = self._links.get(connection)
         if link is None:
             if host not in self.requesters:
-                self.requesters[host] = requester.Requester(host)
+                self.requesters[host] = requester.Requester(host, uploads)
             link = requester.RequesterLink(connection, self.requesters[host])
             self._links[connection] = link
             link.requester.links += 1

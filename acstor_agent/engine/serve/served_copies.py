@@ -45,7 +45,7 @@ class ServedCopies:
 
     def _referral(self, pending: requester.PendingRequest) -> tuple[ids.HostId, ...]:
         context = self._context
-        is_tree = context.uploads.is_busy and pending.mode.may_refer
+        is_tree = pending.link.uploads.is_busy and pending.mode.may_refer
         learns_ring = context.settings.learns_ring and pending.mode is not RELAYED
         if not ((is_tree or learns_ring) and self.may_name(pending.host)):
             return ()

@@ -136,9 +136,14 @@ def test_run_with_too_few_upload_slots_waits_chunk_by_chunk(machine):
     assert not len(uploads)
 
 
+def link_of(machine):
+    uploads = machine.core.context.uploads
+    return machine.core.requests.links.get_or_create("h2", H2, uploads, 0.0)
+
+
 @pytest.mark.parametrize("left", [1, 3, COUNT])
 def test_run_is_sent_only_up_to_the_limit_of_undelivered_bytes(machine, left):
-    requester = machine.core.requests.links.get_or_create("h2", H2, 0.0).requester
+    requester = link_of(machine).requester
     cost = one_machine.CHUNK + upload_scheduler.ANSWER_BYTES
     requester.undelivered = upload_scheduler.UNDELIVERED_BYTES - left * cost
     machine.ask_me("h2", run(machine))
@@ -147,7 +152,7 @@ def test_run_is_sent_only_up_to_the_limit_of_undelivered_bytes(machine, left):
 
 
 def test_run_over_the_request_limit_of_a_peer_is_refused_as_busy(machine):
-    link = machine.core.requests.links.get_or_create("h2", H2, 0.0)
+    link = link_of(machine)
     link.requester.requests = machine.core.context.settings.requests_of_peer - COUNT + 1
     machine.ask_me("h2", run(machine))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * COUNT

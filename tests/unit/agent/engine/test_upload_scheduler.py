@@ -107,6 +107,32 @@ def test_delay_of_the_delivery_event_does_not_count_as_lateness(machine):
     assert places.count == upload_scheduler.FEW
 
 
+def test_full_wan_does_not_delay_near_hosts(machine):
+    machine.cache.update(chunk(n).cid for n in range(9))
+    near, far = machine.core.context.uploads, machine.core.context.far_uploads
+    for n in range(9):
+        request = machine.request(n, "h3", Mode.HELD_ONLY)
+        machine.peer_requested("wan", ids.HostId("h3"), [request], is_far=True)
+    machine.wait(1.0)  # nothing is delivered
+    assert far.slots.count == upload_scheduler.FEW
+    assert near.slots.count == upload_scheduler.MANY and not near.used
+    machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
+    assert given_bytes(machine) == one_machine.CHUNK and near.used == 1
+    machine.peer_disconnected("wan")
+    machine.peer_disconnected("h2")
+    assert not near.used and not far.used
+
+
+def test_far_host_has_one_queue_for_all_its_connections(machine):
+    machine.cache.update(chunk(n).cid for n in range(2))
+    for n, is_far in enumerate((True, False)):
+        request = machine.request(n, "h3", Mode.HELD_ONLY)
+        machine.peer_requested(f"c{n}", ids.HostId("h3"), [request], is_far=is_far)
+    assert machine.core.context.far_uploads.used == 2
+    machine.recover_from_fault("a fault")
+    assert machine.core.context.far_uploads.used == 2 and not machine.core.context.uploads.used
+
+
 def flood(machine, connection, host, count, first=0, **more):
     """Let a host request cached chunks; return how many bytes it is sent."""
     asked = [
