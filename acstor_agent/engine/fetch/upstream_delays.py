@@ -4,7 +4,7 @@
 It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
 those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
 the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. Until a group
-has answered, its delay is at least the round-trip time of the last connection to one of its hosts.
+has answered, its delay is at least the least round-trip time of new connections to its hosts.
 """
 
 import math
@@ -16,7 +16,7 @@ MIN_ANSWERS = 4  # answers below which a group's delay is unknown
 WINDOW_S = 30.0
 FAR_RATIO, FAR_S = 2.0, 0.005
 """An outer home is far if its delay exceeds another one by this factor and these seconds."""
-ROUND_TRIP_S = 300.0  # for so long a round-trip time counts
+ROUND_TRIP_S = 300.0  # for so long a round-trip time counts, unless a shorter one follows
 GROUPS = 64  # groups that are remembered
 
 
@@ -88,9 +88,11 @@ class UpstreamDelays:
         known.first_s = min(now, known.first_s)
 
     def record_round_trip(self, group: location.Levels, round_trip_s: float, now: float) -> None:
-        """Record the round-trip time of a new connection to a host of ``group``."""
+        """Record the round-trip time of a new connection to a host of ``group`` (0: unknown)."""
         known = self._get_or_create(group)
-        known.round_trip_s, known.round_trip_until_s = round_trip_s, now + ROUND_TRIP_S
+        is_least = now >= known.round_trip_until_s or round_trip_s <= known.round_trip_s
+        if round_trip_s and is_least:
+            known.round_trip_s, known.round_trip_until_s = round_trip_s, now + ROUND_TRIP_S
 
     def _get_or_create(self, group: location.Levels) -> _Group:
         known = self._groups.get_as_used(group)

@@ -130,6 +130,16 @@ def test_round_trip_alone_shows_that_a_group_is_far(round_trip_s, source_s, is_f
     assert asked(delays, MANY, now=2 * ROUND_TRIP_S) == MANY
 
 
+def test_one_slow_host_does_not_make_its_group_far():
+    delays = known(0.1, 0.001, answers=1)
+    for round_trip_s in (0.1, 0.002, 0.1, 0.0):
+        delays.record_round_trip(FAR, round_trip_s, 10.0)
+    assert asked(delays, MANY) == MANY
+    delays.record_round_trip(FAR, 0.1, 10.0 + ROUND_TRIP_S)  # the fast one is too long ago
+    delays.record_source(9.999 + ROUND_TRIP_S, 10.0 + ROUND_TRIP_S)
+    assert asked(delays, MANY, now=10.0 + ROUND_TRIP_S) == 0
+
+
 def test_answers_count_rather_than_the_round_trip():
     delays = known(0.002, 0.001)
     delays.record_round_trip(FAR, 0.1, 1.0)  # a queue, for a moment
