@@ -40,3 +40,32 @@ def test_hosts_share_what_fills_beside_guests_of_a_far_source_have_in_flight(hos
         for is_beside in (True, False)
     )
     assert (beside, alone) == (chunks * CHUNK, fill_window.MOST_BYTES)
+
+
+def test_round_ends_when_as_many_arrived_as_it_allowed_at_its_start():
+    slow_start = fill_window.SlowStart(8)
+    slow_start.begin_round(0.0)
+    for n in range(1, 8):
+        slow_start.count_arrived(1, 0.1 * n)
+        assert slow_start.limit == 8 + n
+    for now_s in (1.0, 2.0, 3.0, 4.0):
+        slow_start.count_arrived(slow_start.limit, now_s)
+    assert slow_start.limit == 15 * 2**4
+    for now_s in (1e3, 1e4, 1e5):
+        slow_start.count_arrived(slow_start.limit, now_s)
+    assert slow_start.limit == 0
+
+
+@pytest.mark.parametrize(("is_far", "chunks"), [(True, 100), (False, fill_window.FEW)])
+def test_only_a_fill_of_a_far_source_starts_slowly(is_far, chunks):
+    route = fill_window.Route(0.1 if is_far else 0.001, is_far, bytes_s=math.inf, hosts=1)
+    slow_start = fill_window.SlowStart(100)
+    alone = fill_window.most_bytes(slow_start, route, 0.0, CHUNK, is_beside_guests=False)
+    assert alone == chunks * CHUNK
+
+
+def test_fill_beside_guests_has_in_flight_what_its_rate_carries_in_a_round_trip():
+    route = fill_window.Route(0.1, is_far=True, bytes_s=20 * CHUNK, hosts=1)
+    slow_start = fill_window.SlowStart(100)
+    beside = fill_window.most_bytes(slow_start, route, math.inf, CHUNK, is_beside_guests=True)
+    assert beside == 2 * CHUNK
