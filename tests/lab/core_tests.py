@@ -147,7 +147,7 @@ def _is_needed(name: str) -> bool:
     """Return whether unit tests of the cores need a file of the checkout."""
     parts = pathlib.PurePath(name).parts
     if parts[:2] != ("tests", "unit"):
-        return parts[:2] not in (("tests", "data"), ("tests", "functional"))
+        return parts[:2] != ("tests", "functional")
     return len(parts) < 4 or name.startswith(MUTANTS_TESTS)
 
 
