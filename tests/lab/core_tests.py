@@ -39,7 +39,7 @@ SETTINGS = """
 [tool.mutmut]
 source_paths = {sources}
 only_mutate = {modules}
-also_copy = {rooms}
+also_copy = {copied}
 pytest_add_cli_args = ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
 pytest_add_cli_args_test_selection = {tests}
 timeout_multiplier = 100.0
@@ -125,7 +125,8 @@ def _copy(tests: Mapping[str, str]) -> pathlib.Path:
     copy = CACHE / "mutants"
     shutil.rmtree(copy, ignore_errors=True)
     rooms = sorted(path.parent.name for path in ROOT.glob("acstor_*/__init__.py"))
-    listed = ["git", "ls-files", *rooms, "tests", "pyproject.toml", "setup.cfg"]
+    copied = [*rooms, "doc"]  # one test reads a page
+    listed = ["git", "ls-files", *copied, "tests", "pyproject.toml", "setup.cfg"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(_is_needed, names.split()):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def _copy(tests: Mapping[str, str]) -> pathlib.Path:
     shown = {
         "sources": MUTATED,
         "modules": [f"*/{module}.py" for module in tests],
-        "rooms": rooms,
+        "copied": copied,
         "tests": list(tests.values()),
     }
     more = SETTINGS.format(**{key: json.dumps(value) for key, value in shown.items()})

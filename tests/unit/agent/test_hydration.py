@@ -11,11 +11,13 @@ import pytest
 import trio
 
 from acstor_agent.control import image_requests
+from acstor_agent.core import counters
 from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import fill_window
 from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
+from acstor_agent.engine_io import read_request
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
 from acstor_agent.images.keep import boot_deferral
@@ -32,6 +34,8 @@ from tests.fakes import filling_host
 from tests.fakes import manual_clock
 from tests.fakes import one_host
 from tests.fakes import quiet_driver
+
+Origin = counters.Origin
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
 MIB = geometry.MIB
@@ -248,6 +252,20 @@ async def test_fill_of_a_compressed_image_uses_its_share_of_the_link(keeper):
     took_s = trio.current_time() - began_s
     assert image.count_cached().missing_bytes == 0
     assert 41 / 16 - 2 * fill_rate.AHEAD_S <= took_s < 41 / 6
+
+
+@pytest.mark.parametrize(
+    ("origin", "share"), [(Origin.SOURCE, 0.25), (Origin.HOME, 1.0), (Origin.PEER, 1.0)]
+)
+async def test_only_chunks_of_the_source_are_stored_compressed(keeper, origin, share):
+    image, filler = await keeper.use(), keeper.filler
+    progress = background_fill.FillProgress(filler.make_backoff())
+    progress.stored_share = 0.25
+    filling = background_fill._FillSlice(image.map, progress, until_s=math.inf)
+    filler._link_share = fill_rate.LinkShare()
+    filler._take(filling, 0, read_request.FetchedChunk(b"", origin))
+    filler._link_share.refresh()
+    assert filler._link_share.share == share
 
 
 async def test_boot_with_constant_guest_reads_ends_at_the_time_limit(keeper):
