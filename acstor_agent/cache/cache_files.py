@@ -3,8 +3,7 @@
 
 Bytes are verified before they are stored, and by checksums at each read. A full or broken disk
 costs chunks, never an answer. A new chunk is served from memory until it is on disk
-(write_behind.py). Methods without ``async`` never wait; call them from the event loop's thread,
-except ``in``.
+(write_behind.py). Methods without ``async`` but ``in`` belong to the event loop's thread.
 """
 
 import os

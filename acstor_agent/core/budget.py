@@ -2,8 +2,7 @@
 """Shares a limited resource, such as memory for responses, among many users.
 
 Dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6 (2), 1998, factor 1):
-a user may have as much as is free, up to ``user_limit``; a quarter is reserved for users that have
-nothing yet.
+a user may have as much as is free, up to ``user_limit``; new users have a quarter in reserve.
 """
 
 import collections

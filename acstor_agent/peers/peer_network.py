@@ -41,9 +41,7 @@ RETRY_S = 1.0  # pause of a loop that failed
 PeerLimits = peer_limits.PeerLimits
 Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
-OnAnnouncement = server_connection.OnAnnouncement
 OnViolation = Callable[[ids.HostId, errors.RemoteProtocolError], None]
-OnDialled = Callable[[ids.HostId, float], None]
 
 
 class PeerNetwork:
@@ -87,15 +85,12 @@ class PeerNetwork:
     def set_callbacks(
         self,
         *,
-        on_announcement: OnAnnouncement = lambda host, announcement: None,
+        on_announcement: server_connection.OnAnnouncement = lambda host, announcement: None,
         protocol_violated: OnViolation = lambda host, error: None,
         on_announcement_lost: Callable[[ids.HostId], None] = lambda host: None,
-        on_dialled: OnDialled = lambda host, round_trip_s: None,
+        on_dialled: Callable[[ids.HostId, float], None] = lambda host, round_trip_s: None,
     ) -> None:
-        """Set callbacks for announcements, violations and round-trip times, before any connection.
-
-        :param on_dialled: called with the round-trip time of a new connection, 0 if unknown
-        """
+        """Set callbacks, before any connection; ``on_dialled`` gets its round trip (0: unknown)."""
         self._on_announcement, self._on_announcement_lost = on_announcement, on_announcement_lost
         self._protocol_violated, self._on_dialled = protocol_violated, on_dialled
 

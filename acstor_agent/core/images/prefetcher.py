@@ -5,8 +5,7 @@ A chunk is *unmatched* while it was prefetched and no guest has read it. Announc
 prefetched while the unmatched ones are fewer than the allowance; others are held back. As in the
 paper, ``unmatched_limit`` held-back chunks that guests fetch on demand show that access patterns
 converged again: the LOCAL chunks stop counting. Unlike in the paper, chunks under way and evicted
-unread count too, and the allowance grows by ``gain`` for each prefetched chunk that a guest read
-(doc/source/contributor/exchange_design.rst).
+unread count too, and each prefetched chunk that a guest read adds ``gain`` to the allowance.
 """
 
 import collections

@@ -97,8 +97,7 @@ class AcceptedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint that the server's host takes next.
 
     :param latest: newest checkpoint now; null: there is none
-    :param previous_number: the next checkpoint of this host with a higher number is the requested
-        one
+    :param previous_number: the requested one is this host's next with a higher number
     """
 
     request: int
