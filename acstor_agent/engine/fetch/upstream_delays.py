@@ -117,7 +117,7 @@ class UpstreamDelays:
     def _nearer_s(self, levels: int, own_group: location.Levels, now: float) -> float | None:
         """Return the least delay of the source, and of groups that share more than ``levels``."""
         delays = [self._source.least_s(now, min_answers=1)] + [
-            known.delay.least_s(now)
+            known.least_s(now)
             for group, known in self._groups.items()
             if location.common_levels(own_group, group) > levels
         ]

@@ -98,6 +98,15 @@ def test_fast_rack_of_the_same_site_makes_only_other_sites_far():
     assert asked(delays, MANY, ("edge", "r3"), own_group=RACK) == MANY
 
 
+def test_round_trips_alone_show_that_another_site_is_farther_than_a_rack_of_this_one():
+    delays = known(0.1, 0.1, answers=1)  # the source is behind the WAN, too
+    delays.record_round_trip(FAR_RACK, 0.1, 10.0)
+    assert asked(delays, MANY, FAR_RACK, own_group=RACK) == MANY
+    delays.record_round_trip(SECOND_RACK, 0.0002, 10.0)
+    assert asked(delays, MANY, FAR_RACK, own_group=RACK) == 0
+    assert asked(delays, MANY, SECOND_RACK, own_group=RACK) == MANY
+
+
 def test_quick_group_at_the_same_level_makes_no_other_far():
     delays = known(0.1, 0.1)
     record(delays, OTHER, 0.002)
