@@ -33,11 +33,9 @@ STOP_WAIT_S = 5.0  # longest wait for the broker on process exit
 WARNINGS = 30
 WARNINGS_S = 60.0  # at most WARNINGS warnings of bad messages in this time
 REPLY_S = 1  # longest wait for a reply queue: a message can name any, and blocks a thread
-THREADS = 16  # that handle messages, per server; the pool starts all of them and ends none
-_DEFAULTS = (
-    (None, "executor_thread_pool_size", THREADS),
-    ("oslo_messaging_rabbit", "kombu_missing_consumer_retry_timeout", REPLY_S),
-)
+THREADS, HOST_THREADS = 16, 4
+"""Threads of a service and of a compute host's process that handle messages, per server; the pool
+starts all of them and ends none."""
 WOKEN = "woken"  # method without effect, which a server sends to itself to wake up
 
 Handler = Callable[[Any], Any]
@@ -47,14 +45,16 @@ Errors are logged, and the reply is None."""
 
 
 def open_transport(
-    conf: cfg.ConfigOpts, get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport
+    conf: cfg.ConfigOpts,
+    get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport,
+    threads: int = THREADS,
 ) -> Any:
     """Return an unconnected transport of the global ``conf``, the only one for oslo.messaging.
 
-    :raises errors.Unusable: no broker that oslo.messaging knows, or no option of _DEFAULTS
+    :raises errors.Unusable: no broker that oslo.messaging knows, or it lacks an option
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
-    _set_defaults(conf)
+    _set_defaults(conf, threads)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_limit)
     try:
@@ -66,17 +66,20 @@ def open_transport(
 def open_global_transport(
     files: Sequence[str], folders: Sequence[str]
 ) -> oslo_messaging.transport.Transport:
-    """Load files into the global options, and return their :func:`open_transport`."""
+    """Load files of a compute host's process, and return their :func:`open_transport`."""
     args = [part for file in files for part in ("--config-file", file)]
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
-    return open_transport(cfg.CONF)
+    return open_transport(cfg.CONF, threads=HOST_THREADS)
 
 
-def _set_defaults(conf: cfg.ConfigOpts) -> None:
-    """Set _DEFAULTS before oslo.messaging registers these options, or raise Unusable."""
+def _set_defaults(conf: cfg.ConfigOpts, threads: int) -> None:
+    """Set defaults before oslo.messaging registers these options, or raise Unusable."""
     of_group = dict(messaging_opts.list_opts())
-    for group, name, value in _DEFAULTS:
+    for group, name, value in (
+        (None, "executor_thread_pool_size", threads),
+        ("oslo_messaging_rabbit", "kombu_missing_consumer_retry_timeout", REPLY_S),
+    ):
         options = {option.dest: option for option in of_group.get(group, ())}
         if name not in options:
             where = f"[{group or 'DEFAULT'}] {name}"

@@ -136,7 +136,13 @@ def test_reply_queue_timeout_is_short_unless_configured(tmp_path, written, count
     made.cleanup()
 
 
-@pytest.mark.parametrize("group,name", [row[:2] for row in message_bus._DEFAULTS])
+@pytest.mark.parametrize(
+    "group,name",
+    [
+        (None, "executor_thread_pool_size"),
+        ("oslo_messaging_rabbit", "kombu_missing_consumer_retry_timeout"),
+    ],
+)
 def test_missing_option_of_oslo_messaging_is_named(monkeypatch, group, name):
     found = messaging_opts.list_opts()
     without = [(of, [o for o in options if o.dest != name]) for of, options in found]
@@ -145,8 +151,10 @@ def test_missing_option_of_oslo_messaging_is_named(monkeypatch, group, name):
         message_bus.open_transport(cfg.ConfigOpts())
 
 
-def test_number_of_message_threads_is_bounded(transport):
+@pytest.mark.parametrize("threads", [message_bus.THREADS, message_bus.HOST_THREADS])
+def test_number_of_message_threads_is_bounded(conf, threads):
     """oslo.messaging's pool starts a thread per message up to its size and ends none."""
+    transport = message_bus.open_transport(conf, in_memory, threads)
     served_by, all_came = set(), threading.Semaphore(0)
 
     def note(_payload: object) -> None:
@@ -160,13 +168,14 @@ def test_number_of_message_threads_is_bounded(transport):
     assert served is not None
     try:
         client = oslo_messaging.get_rpc_client(transport, target)
-        for _ in range(5 * message_bus.THREADS):
+        for _ in range(5 * threads):
             client.cast({}, "lit", payload=1)
-        for _ in range(5 * message_bus.THREADS):
+        for _ in range(5 * threads):
             assert all_came.acquire(timeout=WAIT_S)
-        assert len(served_by) <= message_bus.THREADS
+        assert len(served_by) <= threads
     finally:
         served.close()
+        transport.cleanup()
 
 
 @pytest.mark.expect_log("message lit is ignored: dark")
@@ -191,3 +200,18 @@ def test_broker_is_shown_with_ipv6_brackets_and_without_its_password(conf, trans
     conf.set_override("transport_url", "rabbit://acstor:p@ss:w@[fd00::1]:5672/")
     shown = "[fd00::1]:5672 as acstor, of [DEFAULT] transport_url"
     assert message_bus.broker_of(transport) == shown
+
+
+def test_processes_of_compute_hosts_have_few_message_threads(tmp_path):
+    file = tmp_path / "acstor.conf"
+    file.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
+    try:
+        made = message_bus.open_global_transport([str(file)], [])
+        assert made.conf.executor_thread_pool_size == message_bus.HOST_THREADS
+        made.cleanup()
+        file.write_text(file.read_text() + "executor_thread_pool_size = 9\n")
+        made = message_bus.open_global_transport([str(file)], [])
+        assert made.conf.executor_thread_pool_size == 9
+        made.cleanup()
+    finally:
+        cfg.CONF.reset()
