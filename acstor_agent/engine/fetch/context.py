@@ -106,7 +106,7 @@ class Context:
         found = ring.upstreams_of(ref.ring_position, requester, is_moved)
         if access is placement.SourceAccess.WHOLE:
             return ring.with_image_homes(found, ref.image_id)
-        nearer = [(host, self.nearer_upstream(transfer, host)) for host in found]
+        nearer = [(host, self._nearer_upstream(transfer, host)) for host in found]
         no_others = (None, ring.own_host, requester)
         return list(dict.fromkeys(by for host, by in nearer if by == host or by not in no_others))
 
@@ -116,7 +116,14 @@ class Context:
             group = self.ring.group_location(host)
             self.upstream_delays.record_round_trip(group, round_trip_s, self.now)
 
-    def nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
+    def is_too_far(self, transfer: transfer.Transfer, host: ids.HostId) -> bool:
+        """Return whether a host is too far to relay; not if one host reads the image for all."""
+        ref = transfer.first_ref
+        access = self._source_access(ref.image_id, ref.offset)
+        is_in_parts = access is placement.SourceAccess.IN_PARTS
+        return is_in_parts and self._nearer_upstream(transfer, host) != host
+
+    def _nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
         """Return an upstream, or if it is too far, the home that is nearer, or None."""
         ring = self.ring
         if ring.is_near(host) or not self.settings.may_ask_source_first:

@@ -105,7 +105,7 @@ class ReadThrough:
         pending = dict.fromkeys(peer.pending.values()) if peer is not None else ()
         for relay in [attempt for attempt in pending if attempt.track is Track.RELAY]:
             transfer = relay.transfer
-            if not relay.is_late and context.nearer_upstream(transfer, host) != host:
+            if not relay.is_late and context.is_too_far(transfer, host):
                 context.requests_out.cancel_attempt(relay, context.now)
                 transfer.relay = None
                 self.start_source_read(transfer, most_urgent(transfer))

@@ -3,11 +3,12 @@
 
 It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
 those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
-the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. Until a group
-has answered, its delay is at least the least round-trip time of new connections to its hosts.
+the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. The shortest
+round trip of new connections to a group, a lower bound of its delay, is known before it answers.
 """
 
 import math
+from collections.abc import Sequence
 
 from acstor_common.ring import location
 from acstor_common.util import lru_table
@@ -62,10 +63,8 @@ class _Group:
         self.delay, self.first_s = Delay(), math.inf
         self.round_trip_s = self.round_trip_until_s = 0.0
 
-    def least_s(self, now: float) -> float | None:
-        delay_s = self.delay.least_s(now)
-        is_measured = now < self.round_trip_until_s
-        return self.round_trip_s if delay_s is None and is_measured else delay_s
+    def least_round_trip_s(self, now: float) -> float | None:
+        return self.round_trip_s if now < self.round_trip_until_s else None
 
 
 class UpstreamDelays:
@@ -105,20 +104,27 @@ class UpstreamDelays:
     ) -> bool:
         """Return whether a host of ``own_group`` asks an outer home of ``group`` for chunks."""
         known = self._groups.get(group)
-        delay_s = known.least_s(now) if known is not None else None
-        least_s = self._nearer_s(location.common_levels(own_group, group), own_group, now)
-        if delay_s is None or least_s is None:
+        if known is None:
             return True
-        if delay_s <= max(FAR_RATIO * least_s, least_s + FAR_S):
+        levels = location.common_levels(own_group, group)
+        nearer = [
+            other
+            for at, other in self._groups.items()
+            if location.common_levels(own_group, at) > levels
+        ]
+        delays = [self._source.least_s(now, min_answers=1)]
+        delays += [other.delay.least_s(now) for other in nearer]
+        if (delay_s := known.delay.least_s(now)) is None:
+            delay_s = known.least_round_trip_s(now)
+            delays += [other.least_round_trip_s(now) for other in nearer]
+        if not _is_far(delay_s, delays):
             return True
         self.skipped += chunks
         return False
 
-    def _nearer_s(self, levels: int, own_group: location.Levels, now: float) -> float | None:
-        """Return the least delay of the source, and of groups that share more than ``levels``."""
-        delays = [self._source.least_s(now, min_answers=1)] + [
-            known.least_s(now)
-            for group, known in self._groups.items()
-            if location.common_levels(own_group, group) > levels
-        ]
-        return min((delay_s for delay_s in delays if delay_s is not None), default=None)
+
+def _is_far(delay_s: float | None, others: Sequence[float | None]) -> bool:
+    least_s = min((other_s for other_s in others if other_s is not None), default=None)
+    if delay_s is None or least_s is None:
+        return False
+    return delay_s > max(FAR_RATIO * least_s, least_s + FAR_S)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choice between outer homes and the source by their measured delays."""
 
+import itertools
+
 import pytest
 
 from acstor_agent.engine import actions
@@ -107,6 +109,15 @@ def test_round_trips_alone_show_that_another_site_is_farther_than_a_rack_of_this
     assert asked(delays, MANY, SECOND_RACK, own_group=RACK) == MANY
 
 
+def test_slow_answers_do_not_make_a_group_with_a_short_round_trip_far():
+    """Its host reads a slow source first; the rack of this site was only dialled."""
+    delays = known(0.03, 0.03, answers=1)
+    record(delays, FAR_RACK, 0.03)
+    delays.record_round_trip(FAR_RACK, 0.001, 10.0)
+    delays.record_round_trip(SECOND_RACK, 0.0002, 10.0)
+    assert asked(delays, MANY, FAR_RACK, own_group=RACK) == MANY
+
+
 def test_quick_group_at_the_same_level_makes_no_other_far():
     delays = known(0.1, 0.1)
     record(delays, OTHER, 0.002)
@@ -158,14 +169,14 @@ def test_answers_count_rather_than_the_round_trip():
 # In the engine
 
 
-def sites(source_access=placement.SourceAccess.IN_PARTS, **settings):
+def sites(source_access=lambda: placement.SourceAccess.IN_PARTS, **settings):
     """Return the machine of a host at one of two sites, each a group, in one outer group."""
     hosts = tuple(
         hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, "central" if n < 3 else "edge")
         for n in range(1, 5)
     )
     table = hash_ring.Ring(1, hosts, threshold=1, outer_threshold=9)
-    return one_machine.Machine(table=table, source_access=lambda *_: source_access, **settings)
+    return one_machine.Machine(table=table, source_access=lambda *_: source_access(), **settings)
 
 
 def test_racks_with_a_remote_source_ask_the_home_of_their_site():
@@ -233,27 +244,31 @@ def test_home_reads_a_near_source_rather_than_ask_over_the_wan():
     assert machine.core.counters.source_preferred == 40 - 1 - upstream_delays.MIN_ANSWERS
 
 
-def waits_for_relays(machine, count=3):
-    """Let a guest wait for so many relayed chunks; return their numbers and the relaying host."""
-    assert not read(machine, [next(own_chunks(machine, has_outer=False))], 0.001, 0.0)
-    kind, hosts = own_chunks(machine, has_outer=True), set()
-    numbers = []
-    while len(numbers) < count:
-        n = next(kind)
-        host = machine.core.context.ring.upstreams_of(chunk(n).ring_position, None, False)[0]
-        hosts.add(host)
-        if host != next(iter(hosts)):
-            hosts.discard(host)
-            continue
+def wait_for_relays(machine, count=3):
+    """Let a guest wait for so many chunks that one host relays; return their numbers, and it."""
+    upstreams_of = machine.core.context.ring.upstreams_of
+    found = [
+        (n, upstreams_of(chunk(n).ring_position, None, False)[0])
+        for n in itertools.islice(own_chunks(machine, has_outer=True), 8 * count)
+    ]
+    host = found[0][1]
+    numbers = [n for n, by in found if by == host][:count]
+    assert len(numbers) == count
+    for n in numbers:
         machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
-        assert machine.asks() and not machine.got(actions.ReadSource)
-        numbers.append(n)
-    return numbers, hosts.pop()
+        assert list(machine.asks()) == [host] and not machine.got(actions.ReadSource)
+    return numbers, host
+
+
+def read_source(machine):
+    """Let a guest read a chunk from the source in 1 ms."""
+    assert not read(machine, [next(own_chunks(machine, has_outer=False))], 0.001, 0.0)
 
 
 def test_home_reads_what_a_host_over_the_wan_was_to_relay_once_it_is_dialled():
     machine = sites()
-    numbers, far = waits_for_relays(machine)
+    read_source(machine)
+    numbers, far = wait_for_relays(machine)
     machine.peer_dialled(far, 0.1)
     reads = machine.got(actions.ReadSource)
     assert [ref for read in reads for ref in read.refs] == [chunk(n) for n in numbers]
@@ -267,8 +282,20 @@ def test_home_reads_what_a_host_over_the_wan_was_to_relay_once_it_is_dialled():
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.003])
 def test_home_waits_for_a_near_relay(round_trip_s):
     machine = sites()
-    _, near = waits_for_relays(machine)
+    read_source(machine)
+    _, near = wait_for_relays(machine)
     machine.peer_dialled(near, round_trip_s)
+    assert not machine.last
+
+
+def test_home_waits_for_a_far_host_that_reads_the_whole_image_for_all():
+    access = placement.SourceAccess
+    kinds = [access.IN_PARTS]
+    machine = sites(lambda: kinds[0])
+    read_source(machine)
+    kinds[0] = access.WHOLE
+    _, far = wait_for_relays(machine)
+    machine.peer_dialled(far, 0.1)
     assert not machine.last
 
 
