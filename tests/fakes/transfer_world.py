@@ -375,7 +375,10 @@ class World:
                 "attempts": sum(len(peer.pending) for peer in peers),
                 "charged_to": sum(found.begun + found.requests for found in requesters),
                 "undelivered": sum(found.undelivered for found in requesters),
-                "answers": len(host.core.requests.uploads) + host.core.requests.uploads.used,
+                "answers": sum(
+                    len(uploads) + uploads.used
+                    for uploads in (context.uploads, context.far_uploads)
+                ),
                 "news": len(context.announcements),
                 "reads": len(context.source_reads),
                 "kept": len(context.kept),

@@ -48,7 +48,6 @@ class PeerRequests:
     ) -> None:
         self._context, self._read_through, self._rights = context, through, rights
         self.links = requester_links.RequesterLinks()
-        self.uploads = context.uploads
         self.copies = served_copies.ServedCopies(context)
         self._is_check_scheduled = False
 
@@ -359,7 +358,7 @@ class PeerRequests:
     def recover_from_fault(self) -> None:
         """Refuse requests that wait for nothing, and rebuild counters, after a fault."""
         links, transfers = list(self.links), self._context.transfers.values()
-        for uploads in (self.uploads, self._context.far_uploads):
+        for uploads in (self._context.uploads, self._context.far_uploads):
             uploads.recount_uploads(links, self._context.now)
         self.links.recount(collections.Counter(transfer.charged_to for transfer in transfers))
         for pending in [pending for link in links for pending in link.peer_requests.values()]:

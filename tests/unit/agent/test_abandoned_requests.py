@@ -242,7 +242,7 @@ async def test_exception_in_delivery_poll_releases_the_upload_slot(cloud):
     await peer.ask(requests([0]))
     await until(lambda: len(peer.answers) == 1)
     assert peer.answers[0].data == exchange_cloud.bytes_of(0)
-    await until(lambda: cloud.hosts[HERE].core.requests.uploads.used == 0)
+    await until(lambda: cloud.hosts[HERE].core.context.uploads.used == 0)
 
 
 # Images that are not attached

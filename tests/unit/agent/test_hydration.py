@@ -257,7 +257,7 @@ async def test_fill_of_a_compressed_image_uses_its_share_of_the_link(keeper):
 @pytest.mark.parametrize(
     ("origin", "share"), [(Origin.SOURCE, 0.25), (Origin.HOME, 1.0), (Origin.PEER, 1.0)]
 )
-async def test_only_chunks_of_the_source_are_stored_compressed(keeper, origin, share):
+async def test_only_chunks_of_the_source_count_as_compressed(keeper, origin, share):
     image, filler = await keeper.use(), keeper.filler
     progress = background_fill.FillProgress(filler.make_backoff())
     progress.stored_share = 0.25

@@ -67,7 +67,7 @@ async def test_guest_read_is_served_before_queued_background_requests(cloud):
     for ref in refs:
         with giver.submit_read((ref,)) as wish:
             await wish.wait()
-    uplink = giver.core.requests.uploads
+    uplink = giver.core.context.uploads
     uplink.slots.count = 0
     with reader.submit_read(refs, Priority.HYDRATE):
         await nets.wait_until(lambda: len(uplink) == len(refs))

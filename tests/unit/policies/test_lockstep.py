@@ -196,7 +196,7 @@ def test_wait_for_a_chunk_of_local_guests_is_bounded(machine):
 
 
 def test_upload_slots_go_to_receivers_in_turn(machine):
-    assert machine.core.requests.uploads.slots.count == upload_scheduler.FEW
+    assert machine.core.context.uploads.slots.count == upload_scheduler.FEW
     machine.cache.update(chunk(n).cid for n in range(8))
     asked = [machine.request(n, "h2", Mode.HELD_ONLY) for n in range(3)]
     machine.ask_me("h2", *asked)
@@ -211,7 +211,7 @@ def test_upload_slots_go_to_receivers_in_turn(machine):
 def test_one_receiver_may_take_all_slots_without_the_variant():
     machine = one_machine.Machine()
     machine.cache.update(chunk(n).cid for n in range(8))
-    machine.core.requests.uploads.slots.count = upload_scheduler.FEW
+    machine.core.context.uploads.slots.count = upload_scheduler.FEW
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HELD_ONLY) for n in range(5)))
     assert len(machine.answers()) == upload_scheduler.FEW
 
@@ -224,7 +224,7 @@ def test_single_referral_also_names_the_home_in_the_variant(policy):
     machine = one_machine.Machine(lockstep=policy)
     number, other = (machine.chunk_of(HERE, skip) for skip in range(2))
     machine.cache.update((chunk(number).cid, chunk(other).cid))
-    machine.core.requests.uploads.slots.count = 1
+    machine.core.context.uploads.slots.count = 1
     for host, wanted in (("h2", number), ("h3", other), ("h4", number)):
         machine.ask_me(host, machine.request(wanted, host))
     (referred,) = machine.answers()

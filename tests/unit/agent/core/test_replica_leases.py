@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expiry of leases, and limits of the lease table."""
 
+import math
 import uuid
 
 from acstor_agent.core.images import replica_leases
@@ -70,6 +71,13 @@ def test_hosts_that_fill_the_lease_table_are_displaced_by_others():
     assert all(leases.has_lease(host, image(5000 + at)) for at, host in enumerate(honest))
     leases.end_expired(now_s=2000)
     assert not leases._charges and not leases._charged_to and not leases._counts
+
+
+def test_image_without_a_lease_is_leased_by_no_host():
+    leases = replica_leases.Leases()
+    assert not leases.has_lease(H2, image(1)) and leases.expires_s(image(1)) == -math.inf
+    leases.grant_lease(H2, image(1), 1000, 2)
+    assert leases.has_lease(H2, image(1)) and not leases.has_lease(H3, image(1))
 
 
 def test_restored_lease_is_charged_to_the_host_that_renews_it():

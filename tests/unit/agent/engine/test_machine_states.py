@@ -281,7 +281,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(places=st.sampled_from((1, 3, 64)))
     def uplink_fills(self, places):
-        self.machine.core.requests.uploads.slots.count = places
+        self.machine.core.context.uploads.slots.count = places
 
     @stateful.rule(
         heavy=st.sampled_from(("h1", *PEERS)), count=st.integers(1, 6), has_former=st.booleans()

@@ -27,7 +27,7 @@ def busy(machine, number):
     """Serve a chunk to h7, take all upload slots away, and let h6 ask for the chunk."""
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h7", machine.request(number, "h7", Mode.HOME_ONLY))
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     machine.ask_me("h6", machine.request(number, "h6", Mode.HOME_ONLY))
 
 
@@ -100,7 +100,7 @@ def test_homes_of_other_groups_count_as_no_copies_and_are_not_referred_to():
     machine.ask_me("h4", machine.request(number, "h4", Mode.HELD))
     machine.ask_me("h5", machine.request(number, "h5", Mode.HOME_ONLY))
     assert not len(machine.core.context.announcements.hints)
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     machine.ask_me("h7", machine.request(number, "h7", Mode.HOME_ONLY))
     assert machine.core.context.announcements.hints.keys() == {"h5"}
     machine.ask_me("h3", machine.request(number, "h3", Mode.HOME))

@@ -192,13 +192,13 @@ def test_home_reads_the_source_once_and_refers_requesters_while_busy(machine):
     for host in ("h3", "h4", "h5", "h6"):
         machine.ask_me(host, machine.request(number, host))
         assert not machine.last
-    machine.core.requests.uploads.slots.count = 1
+    machine.core.context.uploads.slots.count = 1
     machine.source_read_progressed(read.number, [(0, data_of(number))])
     answers = machine.answers()
     assert isinstance(answers[0], actions.SendChunk) and answers[0].data == data_of(number)
     referred = [answer for answer in answers if isinstance(answer, actions.SendReferral)]
     assert len(referred) == 3 and all("h2" in answer.hosts for answer in referred[:1])
-    assert len(machine.core.requests.uploads) == 1
+    assert len(machine.core.context.uploads) == 1
 
 
 def test_relayed_request_reads_the_source_instead_of_awaiting_a_relay():

@@ -180,7 +180,7 @@ class Scene:
         """Return the state that remains in the engine; empty if there is none."""
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
-        uplink, prefetches = requests.uploads, waiters.prefetch_limits
+        uplink, prefetches = context.uploads, waiters.prefetch_limits
         requesters = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
             for one in requests.links.requesters.values()
@@ -264,7 +264,7 @@ def peers(scene):
     scene.source_answers()
     scene.peers_answer()
     scene.ask_me(PEERS[0], 0, 1, 2, 3)
-    scene.machine.core.requests.uploads.slots.count = 1
+    scene.machine.core.context.uploads.slots.count = 1
     scene.ask_me(PEERS[1], 0, 1, 8, 9)
     scene.ask_me(PEERS[2], 0, 2, 9, mode=Mode.HELD)
     scene.ask_me(PEERS[3], 1, 12, 13, mode=Mode.RELAYED)

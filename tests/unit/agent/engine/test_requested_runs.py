@@ -50,9 +50,9 @@ def test_cached_run_is_served_in_one_event(machine):
     (sent,) = reply.answers
     assert isinstance(sent, actions.SendRun) and len(sent.refs) == COUNT
     assert not len(machine.core.requests)
-    assert machine.core.requests.uploads.used == COUNT
+    assert machine.core.context.uploads.used == COUNT
     machine.answers_delivered(["h2"])
-    assert not machine.core.requests.uploads.used
+    assert not machine.core.context.uploads.used
 
 
 def test_missing_chunk_of_a_run_is_read_while_the_rest_is_served(machine):
@@ -128,7 +128,7 @@ def test_unreadable_cached_chunk_of_a_run_is_fetched(machine):
 
 
 def test_run_with_too_few_upload_slots_waits_chunk_by_chunk(machine):
-    uploads = machine.core.requests.uploads
+    uploads = machine.core.context.uploads
     uploads.used = uploads.slots.count - COUNT + 1
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS][: COUNT - 1] and len(uploads) == 1

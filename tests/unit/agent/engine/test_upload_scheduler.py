@@ -23,14 +23,14 @@ H2, H3 = map(ids.HostId, ("h2", "h3"))
 def test_raised_priority_moves_a_peer_request_to_the_front(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     for n in numbers:
         machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.PREFETCH))
     machine.peer_raised_priority("h2", [numbers[2] + 1, 12345])
     machine.ask_me(
         "h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.READAHEAD)
     )
-    machine.core.requests.uploads.slots.count = 64
+    machine.core.context.uploads.slots.count = 64
     machine.answers_delivered(["h2"])
     order = [given.ref.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
@@ -47,7 +47,7 @@ def vars_of(requester):
 
 
 def test_urgent_answers_go_first_but_others_are_not_starved(machine):
-    machine.core.requests.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
+    machine.core.context.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
     machine.ask_me("h9", machine.request(0, "h9", only))
@@ -66,7 +66,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine):
 
 
 def test_slot_of_a_receiver_that_does_not_read_times_out(machine):
-    places = machine.core.requests.uploads.slots
+    places = machine.core.context.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     places.count = 1
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
@@ -77,7 +77,7 @@ def test_slot_of_a_receiver_that_does_not_read_times_out(machine):
 
 
 def test_receiver_that_reads_in_time_does_not_reduce_the_slots(machine):
-    places, deadlines = machine.core.requests.uploads.slots, machine.core.context.timers
+    places, deadlines = machine.core.context.uploads.slots, machine.core.context.timers
     machine.cache.update(chunk(n).cid for n in range(400))
     before, answers = len(deadlines), 0
     for n in range(100):
@@ -95,7 +95,7 @@ def test_receiver_that_reads_in_time_does_not_reduce_the_slots(machine):
 
 
 def test_delay_of_the_delivery_event_does_not_count_as_lateness(machine):
-    places = machine.core.requests.uploads.slots
+    places = machine.core.context.uploads.slots
     machine.cache.update(chunk(n).cid for n in range(9))
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
@@ -169,7 +169,7 @@ def test_bytes_sent_to_a_receiver_that_does_not_read_are_bounded(machine):
     assert given > 17 * 1024 * 1024
     for connection in ("c0", "c1", "c2"):
         machine.peer_disconnected(connection)
-    assert not vars_of(requester) and not machine.core.requests.uploads.used
+    assert not vars_of(requester) and not machine.core.context.uploads.used
 
 
 def test_receiver_that_reads_steadily_gets_all_chunks(machine):
@@ -190,7 +190,7 @@ def test_receiver_that_reads_steadily_gets_all_chunks(machine):
 def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
     numbers = [n for n in range(5000) if machine.home_of(n) == "h1"][:400]
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HOME) for n in numbers))
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     given = 0
     ranges = machine.core.context.source_reads._ranges
     for read in iter(lambda: next(iter(ranges), None), None):
@@ -201,11 +201,11 @@ def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
     (requester,) = machine.core.requests.links.requesters.values()
     (link,) = machine.core.requests.links
     held = [pending for pending in link.peer_requests.values() if pending.data is not None]
-    assert not given and len(link.peer_requests) == 400 and machine.core.requests.uploads._parked
+    assert not given and len(link.peer_requests) == 400 and machine.core.context.uploads._parked
     assert len(held) * one_machine.CHUNK <= upload_scheduler.UNDELIVERED_BYTES
     machine.peer_cancelled("h2", list(link.peer_requests))
     assert all(pending.data is None for pending in held)
-    machine.core.requests.uploads.slots.count = 64
+    machine.core.context.uploads.slots.count = 64
     machine.answers_delivered(["h2"])
     machine.peer_disconnected("h2")
     assert not requester.requests and not requester.undelivered
@@ -213,7 +213,7 @@ def test_data_held_for_a_receiver_that_does_not_read_is_bounded(machine):
 
 def test_cancelled_requests_leave_the_upload_queue(machine):
     machine.cache.update(chunk(n).cid for n in range(400))
-    line = machine.core.requests.uploads
+    line = machine.core.context.uploads
     line.slots.count = 0
     for at in range(0, 5000, 500):
         flood(machine, "c", "h2", 500, at)
@@ -226,10 +226,10 @@ def test_cancelled_requests_leave_the_upload_queue(machine):
 def test_delivery_is_watched_once_per_connection(machine):
     machine = one_machine.Machine(1100)
     machine.cache.add(chunk(3).cid)
-    machine.core.requests.uploads.slots.count = 1000
+    machine.core.context.uploads.slots.count = 1000
     for n in range(2, 1002):
         machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     watched = []
     for n in range(1002, 1012):
         machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
@@ -238,7 +238,7 @@ def test_delivery_is_watched_once_per_connection(machine):
 
 
 def test_chunk_evicted_before_its_turn_is_fetched_again(machine):
-    machine.core.requests.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
+    machine.core.context.uploads.slots = upload_scheduler.UploadSlots(1, few=1)
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.ask_me("h2", machine.request(numbers[0], "h2", Mode.HOME_ONLY))
@@ -260,12 +260,12 @@ def test_by_place_a_chunk_back_under_another_name_is_not_served():
     right = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=right)])
     machine.cache.add(chunk(1).cid)
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
     machine.chunks_evicted([chunk(1).cid])
     other = names.oid_of(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=other)])
-    machine.core.requests.uploads.slots.count = 64
+    machine.core.context.uploads.slots.count = 64
     machine.ask_me("h3")
     machine.answers_delivered(["h3"])
     assert machine.answers()[0].failure is Failure.MISSING
@@ -274,7 +274,7 @@ def test_by_place_a_chunk_back_under_another_name_is_not_served():
 @pytest.mark.parametrize("mode", [Mode.HELD, Mode.HELD_ONLY])
 def test_prefetch_request_is_refused_while_others_wait_for_the_uplink(machine, mode):
     machine.cache.update(chunk(n).cid for n in range(4))
-    machine.core.requests.uploads.slots.count = 1
+    machine.core.context.uploads.slots.count = 1
     later = Priority.PREFETCH
     machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
     assert isinstance(machine.answers()[0], actions.SendChunk)  # the uplink is free
@@ -286,7 +286,7 @@ def test_prefetch_request_is_refused_while_others_wait_for_the_uplink(machine, m
     home = machine.request(3, "h2", Mode.HOME_ONLY, urgency=later)
     machine.ask_me("h2", home)  # a home queues requests of every priority
     assert not machine.answers()
-    assert len(machine.core.requests.uploads) == 2
+    assert len(machine.core.context.uploads) == 2
 
 
 def test_prefetch_request_is_refused_if_others_wait_when_its_chunk_arrives(machine):
@@ -295,7 +295,7 @@ def test_prefetch_request_is_refused_if_others_wait_when_its_chunk_arrives(machi
     attempt = machine.attempt()
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.PREFETCH))
     machine.cache.add(chunk(0).cid)
-    machine.core.requests.uploads.slots.count = 0
+    machine.core.context.uploads.slots.count = 0
     machine.ask_me("h4", machine.request(0, "h4", Mode.HELD))
     machine.chunks_arrived(attempt.host, [(attempt.number, data_of(number))])
     (refused,) = machine.answers()

@@ -129,6 +129,13 @@ def test_finding_names_the_last_leader_when_no_host_is_heard():
     assert found.subjects == ["instance controller1: the last leader", "h1"]
 
 
+@pytest.mark.parametrize(("waits_for", "more"), [("", ""), ("no route", ", no route")])
+def test_finding_of_waiting_reads_says_what_they_wait_for(waits_for, more):
+    late = reported(waiting=2, longest_wait_s=31.0, waits_for=waits_for)
+    (found,) = health_checks.find_problems(seen(late))
+    assert found.subjects == [f"h1: 2 requests, 31 s{more}"]
+
+
 def test_findings_are_sorted_by_severity():
     picture = seen(reported(failed_reads=1), host("h2", is_up=False))
     found = health_checks.find_problems(picture)
