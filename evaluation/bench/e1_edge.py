@@ -43,7 +43,6 @@ EDGE = [number for number, site in enumerate(SITES) if site == "edge"]
 LAN_MBIT, WAN_MBIT = 1000, 100
 ROUND_TRIPS_MS = (20, 100)
 REGION_BYTES = 64 * geometry.MIB
-IMAGE_BYTES = REGION_BYTES
 WAYS = ("sites", "racks", "two stores", "no locations", "direct")
 AT_ONCE, IN_TURN, BOTH_SITES = range(3)
 READING = (0, REGION_BYTES)
@@ -156,7 +155,9 @@ def run(say: harness.Say) -> harness.Result:
     """Let both sites read in each of the ways, at both delays."""
     found: dict[str, dict[str, Any]] = {}
     ratios: dict[str, dict[str, dict[str, float]]] = {}
-    with collective.images(*(local.random_bytes(IMAGE_BYTES, seed) for seed in range(3))) as images:
+    with collective.images(
+        *(local.random_bytes(REGION_BYTES, seed) for seed in range(3))
+    ) as images:
         for delay_ms, way in itertools.product(ROUND_TRIPS_MS, WAYS):
             outcome = measure(images, delay_ms, way)
             found.setdefault(f"{delay_ms} ms", {})[way] = outcome

@@ -33,6 +33,7 @@ TESTS = (
 MUTATED = ("acstor_agent/core", "acstor_decision/core")
 MUTANTS_TESTS = "tests/unit/agent/core", "tests/unit/decision/core"
 EXCLUDED = ("if TYPE_CHECKING:", r"\.\.\.$", r"class .*Protocol\):")
+MOST_BYTES = 4 << 30  # address space of a mutant, whose loop may never end
 NOTHING = "none at all"
 """Matches no mutant: mutmut only generates them, and learns which test calls which function."""
 SETTINGS = """
@@ -98,7 +99,8 @@ def mutants(sample: int, seed: int, only: Sequence[str]) -> int:
     subprocess.run([tool("mutmut"), "run", NOTHING], cwd=copy, check=False, capture_output=True)
     known = sorted(_results(copy))
     chosen = random.Random(seed).sample(known, min(sample, len(known)))
-    subprocess.run([tool("mutmut"), "run", "--max-children", "1", *chosen], cwd=copy, check=True)
+    run = ["prlimit", f"--as={MOST_BYTES}", tool("mutmut"), "run", "--max-children", "1", *chosen]
+    subprocess.run(run, cwd=copy, check=True)
     results = _results(copy)
     tried = [name for name in chosen if results[name] is not None]
     left = [name for name in tried if results[name] in (0, 5, 33)]
@@ -124,8 +126,8 @@ def _copy(tests: Mapping[str, str]) -> pathlib.Path:
     """Copy the code under test, and its tests by module."""
     copy = CACHE / "mutants"
     shutil.rmtree(copy, ignore_errors=True)
-    rooms = sorted(path.parent.name for path in ROOT.glob("acstor_*/__init__.py"))
-    copied = [*rooms, "doc"]  # one test reads a page
+    packages = sorted(path.parent.name for path in ROOT.glob("acstor_*/__init__.py"))
+    copied = [*packages, "doc"]  # one test reads a page
     listed = ["git", "ls-files", *copied, "tests", "pyproject.toml", "setup.cfg"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(_is_needed, names.split()):

@@ -165,7 +165,8 @@ def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
     except FileNotFoundError:
         raise errors.Unusable(words[0], "this command is not installed") from None
     except subprocess.CalledProcessError as failure:
-        why = (failure.stderr or failure.stdout).strip()[-2000:]
+        said = [text.strip()[-2000:] for text in (failure.stderr, failure.stdout)]
+        why = "\n".join(filter(None, said))
         raise errors.Unusable(" ".join(words[:12]), f"exit {failure.returncode}: {why}") from None
     return done.stdout
 
