@@ -106,7 +106,7 @@ class Context:
         found = ring.upstreams_of(ref.ring_position, requester, is_moved)
         if access is placement.SourceAccess.WHOLE:
             return ring.with_image_homes(found, ref.image_id)
-        nearer = [(host, self._nearer_upstream(transfer, host)) for host in found]
+        nearer = [(host, self.nearer_upstream(transfer, host)) for host in found]
         no_others = (None, ring.own_host, requester)
         return list(dict.fromkeys(by for host, by in nearer if by == host or by not in no_others))
 
@@ -116,22 +116,21 @@ class Context:
             group = self.ring.group_location(host)
             self.upstream_delays.record_round_trip(group, round_trip_s, self.now)
 
-    def is_too_far(self, transfer: transfer.Transfer, host: ids.HostId) -> bool:
-        """Return whether a host is too far to relay; not if one host reads the image for all."""
-        ref = transfer.first_ref
+    def nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
+        """Return an upstream, or if it is too far, the home that is nearer, or None.
+
+        No host is too far that reads a whole image for all.
+        """
+        ring, ref = self.ring, transfer.first_ref
         access = self._source_access(ref.image_id, ref.offset)
         is_in_parts = access is placement.SourceAccess.IN_PARTS
-        return is_in_parts and self._nearer_upstream(transfer, host) != host
-
-    def _nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
-        """Return an upstream, or if it is too far, the home that is nearer, or None."""
-        ring = self.ring
-        if ring.is_near(host) or not self.settings.may_ask_source_first:
+        if ring.is_near(host) or not (is_in_parts and self.settings.may_ask_source_first):
             return host
-        groups = ring.group_location(host), ring.group_location(ring.own_host)
-        if self.upstream_delays.may_ask(groups[0], transfer.chunk_count, self.now, groups[1]):
+        group, own_group = (ring.group_location(which) for which in (host, ring.own_host))
+        chunks = transfer.chunk_count
+        if self.upstream_delays.may_ask(group, ref.image_id, chunks, self.now, own_group):
             return host
-        return ring.nearer_home(transfer.first_ref.ring_position, host)
+        return ring.nearer_home(ref.ring_position, host)
 
     def is_left_to_new_home(self, ref: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""

@@ -99,15 +99,20 @@ class ReadThrough:
         self.start_source_read(relay.transfer, urgency)
 
     def peer_dialled(self, host: ids.HostId, round_trip_s: float) -> None:
-        """Record a round-trip time; read what a host that is too far was to relay."""
+        """Record a round-trip time; let a nearer home relay, or read, what a far host was to."""
         context, peer = self._context, self._context.peers.get(host)
         context.record_round_trip(host, round_trip_s)
         pending = dict.fromkeys(peer.pending.values()) if peer is not None else ()
         for relay in [attempt for attempt in pending if attempt.track is Track.RELAY]:
             transfer = relay.transfer
-            if not relay.is_late and context.is_too_far(transfer, host):
-                context.requests_out.cancel_attempt(relay, context.now)
-                transfer.relay = None
+            if relay.is_late or (nearer := context.nearer_upstream(transfer, host)) == host:
+                continue
+            context.requests_out.cancel_attempt(relay, context.now)
+            transfer.relay = None
+            askers = {context.ring.own_host, *(p.host for p in transfer.peer_requests)}
+            if nearer is not None and nearer not in askers and context.try_acquire(nearer):
+                self._relay(transfer, nearer, transfer.refs)
+            else:
                 self.start_source_read(transfer, most_urgent(transfer))
 
     def relay_failed(self, attempt: Attempt, failure: Failure) -> bool:
@@ -133,6 +138,7 @@ class ReadThrough:
     def source_failed(self, transfer: Transfer, failure: Failure) -> bool:
         """Read under the next image's name; return False if there is none."""
         image_id, transfer.read = transfer.read.first_ref.image_id, None
+        self._context.upstream_delays.record_source_failure(image_id, self._context.now)
         if failure in DENIALS_OF_IMAGE:
             if failure is Failure.MISSING:
                 transfer.denied = (*transfer.denied, image_id)

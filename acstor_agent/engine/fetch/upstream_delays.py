@@ -5,11 +5,15 @@ It compares the outer home's group with the source and with groups nearer to its
 those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
 the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. The shortest
 round trip of new connections to a group, a lower bound of its delay, is known before it answers.
+
+For an image that the source has failed to give, the source does not count: its outer homes may have
+it, or may reach the source.
 """
 
 import math
 from collections.abc import Sequence
 
+from acstor_common.model import ids
 from acstor_common.ring import location
 from acstor_common.util import lru_table
 
@@ -17,8 +21,8 @@ MIN_ANSWERS = 4  # answers below which a group's delay is unknown
 WINDOW_S = 30.0
 FAR_RATIO, FAR_S = 2.0, 0.005
 """An outer home is far if its delay exceeds another one by this factor and these seconds."""
-ROUND_TRIP_S = 300.0  # for so long a round-trip time counts, unless a shorter one follows
-GROUPS = 64  # groups that are remembered
+ROUND_TRIP_S = 60.0  # for so long a round-trip time counts, unless a shorter one follows
+GROUPS, IMAGES = 256, 64  # groups, and images that the source failed to give, remembered at most
 
 
 class Delay:
@@ -74,6 +78,11 @@ class UpstreamDelays:
         self.skipped = 0  # chunks not requested from far groups
         self._source = Delay()
         self._groups = lru_table.LruTable[location.Levels, _Group](GROUPS)
+        self._failed_until_s = lru_table.LruTable[ids.ImageId, float](IMAGES)
+
+    def record_source_failure(self, image_id: ids.ImageId, now: float) -> None:
+        """Record that the source did not give a chunk of an image."""
+        self._failed_until_s[image_id] = now + WINDOW_S
 
     def record_source(self, begun_s: float, now: float) -> None:
         """Record an answer of the source."""
@@ -100,10 +109,15 @@ class UpstreamDelays:
         return known
 
     def may_ask(
-        self, group: location.Levels, chunks: int, now: float, own_group: location.Levels
+        self,
+        group: location.Levels,
+        image_id: ids.ImageId,
+        chunks: int,
+        now: float,
+        own_group: location.Levels,
     ) -> bool:
         """Return whether a host of ``own_group`` asks an outer home of ``group`` for chunks."""
-        known = self._groups.get(group)
+        known = self._groups.get_as_used(group)
         if known is None:
             return True
         levels = location.common_levels(own_group, group)
@@ -112,8 +126,9 @@ class UpstreamDelays:
             for at, other in self._groups.items()
             if location.common_levels(own_group, at) > levels
         ]
-        delays = [self._source.least_s(now, min_answers=1)]
-        delays += [other.delay.least_s(now) for other in nearer]
+        delays = [other.delay.least_s(now) for other in nearer]
+        if now >= self._failed_until_s.get(image_id, 0.0):
+            delays.append(self._source.least_s(now, min_answers=1))
         if (delay_s := known.delay.least_s(now)) is None:
             delay_s = known.least_round_trip_s(now)
             delays += [other.least_round_trip_s(now) for other in nearer]

@@ -30,7 +30,7 @@ class RequesterLinks:
         self,
         connection: Hashable,
         host: ids.HostId,
-        uploads: upload_scheduler.UploadScheduler,  # of a new host's answers
+        uploads: upload_scheduler.UploadScheduler,  # of a host without other connections
         now: float,
     ) -> requester.RequesterLink:
         """Return a connection for new requests; its keepalives begin with the first of them."""
@@ -38,6 +38,8 @@ class RequesterLinks:
         if link is None:
             if host not in self.requesters:
                 self.requesters[host] = requester.Requester(host, uploads)
+            if not self.requesters[host].links:
+                self.requesters[host].uploads = uploads
             link = requester.RequesterLink(connection, self.requesters[host])
             self._links[connection] = link
             link.requester.links += 1

@@ -25,6 +25,7 @@ P = priority.Priority
 CHUNKS = 12
 CHUNK = one_machine.CHUNK
 PEERS = tuple(ids.HostId(f"h{n}") for n in range(2, 7))
+FAR = PEERS[3:]
 IMAGES = (one_machine.IMAGE, one_machine.OTHER)
 FAILURES = (Failure.UNREACHABLE, Failure.BUSY, Failure.WITHHELD, Failure.MISSING)
 OWN = (P.GUEST, P.GUEST, P.READAHEAD, P.PRE_SEED, P.ADVERTISED, P.HYDRATE)
@@ -210,6 +211,10 @@ class Machine(stateful.RuleBasedStateMachine):
             self.do(self.machine.peer_refused(host, [(number, Failure.MISSING)]))
             self.do(self.machine.peer_referred(host, number, PEERS[:2]))
 
+    @stateful.rule(host=st.sampled_from(PEERS), round_trip_s=st.sampled_from((0.0, 0.001, 0.1)))
+    def connection_is_dialled(self, host, round_trip_s):
+        self.do(self.machine.peer_dialled(host, round_trip_s))
+
     @stateful.rule(host=st.sampled_from(PEERS))
     def connections_break(self, host):
         for key in [key for key in self.asked if key[0] == host]:
@@ -259,7 +264,7 @@ class Machine(stateful.RuleBasedStateMachine):
                     number, host, asked, self.next, urgency=urgency, timeout_s=timeout_s
                 )
             )
-        self.do(self.machine.ask_me(host, *requests))
+        self.do(self.machine.peer_requested(host, ids.HostId(host), requests, host in FAR))
 
     @stateful.precondition(lambda self: self.requests)
     @stateful.rule(data=st.data())

@@ -126,7 +126,7 @@ class Scene:
     def ask_me(self, host, *numbers, mode=Mode.HOME):
         asked = [self.machine.request(n, host, mode, timeout_s=20.0) for n in numbers]
         self.requests.update({(host, one.number): one for one in asked})
-        if self.feed("peer_requested", host, host, asked):
+        if self.feed("peer_requested", host, host, asked, host == PEERS[1]):  # this one is far
             self.feed("peer_cancelled", host, [one.number for one in asked])
 
     def leaves(self, host):
@@ -180,7 +180,7 @@ class Scene:
         """Return the state that remains in the engine; empty if there is none."""
         core = self.machine.core
         context, waiters, requests = core.context, core.pending, core.requests
-        uplink, prefetches = context.uploads, waiters.prefetch_limits
+        prefetches = waiters.prefetch_limits
         requesters = [
             (one.requests, one.begun, one.undelivered, one.slots, one.links)
             for one in requests.links.requesters.values()
@@ -203,7 +203,10 @@ class Scene:
             "free prefetch slots": sum(prefetches._left.values())
             - sum(prefetches._limits.values()),
             "requests": len(requests) + len(self.requests),
-            "upload slots": uplink.used + uplink._watched + len(uplink),
+            "upload slots": sum(
+                uploads.used + uploads._watched + len(uploads)
+                for uploads in (context.uploads, context.far_uploads)
+            ),
             "of requesters": sum(map(sum, requesters)),
             "owed by peers": len(owed),
             "queued requests": sum(peer.queue.length for peer in context.peers.list_peers()),

@@ -128,9 +128,21 @@ def test_far_host_has_one_queue_for_all_its_connections(machine):
     for n, is_far in enumerate((True, False)):
         request = machine.request(n, "h3", Mode.HELD_ONLY)
         machine.peer_requested(f"c{n}", ids.HostId("h3"), [request], is_far=is_far)
-    assert machine.core.context.far_uploads.used == 2
+    near, far = machine.core.context.uploads, machine.core.context.far_uploads
+    assert far.used == 2
+    far.used = near.used = 7
     machine.recover_from_fault("a fault")
-    assert machine.core.context.far_uploads.used == 2 and not machine.core.context.uploads.used
+    assert far.used == 2 and not near.used
+
+
+def test_host_without_connections_gets_the_queue_of_its_next_one(machine):
+    machine.cache.update(chunk(n).cid for n in range(3))
+    for n, is_far in enumerate((True, False, True)):
+        request = machine.request(n, "h3", Mode.HELD_ONLY)
+        machine.peer_requested(f"c{n}", ids.HostId("h3"), [request], is_far=is_far)
+        assert machine.core.context.far_uploads.used == is_far
+        assert machine.core.context.uploads.used == (not is_far)
+        machine.peer_disconnected(f"c{n}")
 
 
 def flood(machine, connection, host, count, first=0, **more):

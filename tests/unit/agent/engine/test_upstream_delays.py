@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from acstor_agent.engine import actions
+from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine.fetch import upstream_delays
 from acstor_agent.engine.ring import placement
@@ -15,6 +16,7 @@ from acstor_common.wire.peer import peer_request
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 
+Failure = failure.Failure
 HERE, FAR, OTHER = ("central",), ("edge",), ("third",)
 RACK, SECOND_RACK, FAR_RACK = ("edge", "r1"), ("edge", "r2"), ("central", "r9")
 WINDOW_S, ROUND_TRIP_S = upstream_delays.WINDOW_S, upstream_delays.ROUND_TRIP_S
@@ -41,7 +43,7 @@ def record(delays, group, relay_s):
 
 def asked(delays, count, group=FAR, now=10.0, own_group=HERE):
     """Return how many of ``count`` requests go to the group."""
-    return sum(delays.may_ask(group, 1, now, own_group) for _ in range(count))
+    return sum(delays.may_ask(group, one_machine.IMAGE, 1, now, own_group) for _ in range(count))
 
 
 def test_group_behind_a_wan_is_not_asked_if_the_source_is_near():
@@ -131,8 +133,9 @@ def test_group_that_became_near_is_detected(round_trip_s):
     while now < 10.0 + 3 * WINDOW_S + (ROUND_TRIP_S if round_trip_s else 0.0):
         now += 0.1
         delays.record_source(now - 0.001, now)
-        if delays.may_ask(FAR, 1, now, HERE):
+        if asked(delays, 1, now=now):
             delays.record_relay(FAR, now - 0.002, now)
+    delays.record_round_trip(FAR, 0.1, now)  # says nothing beside answers
     assert asked(delays, MANY, now=now) == MANY
 
 
@@ -179,13 +182,20 @@ def sites(source_access=lambda: placement.SourceAccess.IN_PARTS, **settings):
     return one_machine.Machine(table=table, source_access=lambda *_: source_access(), **settings)
 
 
-def test_racks_with_a_remote_source_ask_the_home_of_their_site():
-    racks = ["central/r1", "central/r2", "edge/r1", "edge/r2"]
+RACKS = ["central/r1", "central/r2", "edge/r1", "edge/r2"]
+
+
+def table_of_racks():
+    """Return the v-node table of two sites with two racks each, h1 to h4."""
     hosts = tuple(
         hash_ring.RingHost(f"h{n}", f"10.0.0.{n}:7201", 40, place)
-        for n, place in enumerate(racks, 1)
+        for n, place in enumerate(RACKS, 1)
     )
-    table = hash_ring.Ring(1, hosts, threshold=1, outer_threshold=9)
+    return hash_ring.Ring(1, hosts, threshold=1, outer_threshold=9)
+
+
+def test_racks_with_a_remote_source_ask_the_home_of_their_site():
+    racks, table = RACKS, table_of_racks()
     ways = set()
     for here in ("h3", "h4"):
         machine = one_machine.Machine(here=here, table=table)
@@ -277,6 +287,56 @@ def test_home_reads_what_a_host_over_the_wan_was_to_relay_once_it_is_dialled():
     for read_number, n in zip([read.number for read in reads], numbers, strict=True):
         machine.source_read_progressed(read_number, [(0, one_machine.data_of(n))])
         assert [done.token for done in machine.got(actions.CompleteRead)] == [f"{n}"]
+
+
+def test_home_of_the_site_relays_what_a_host_over_the_wan_was_to_once_it_is_dialled():
+    table = table_of_racks()
+    machine = one_machine.Machine(here="h3", table=table)
+    here, far = ids.HostId("h3"), ids.HostId("h1")
+    upstreams_of = machine.core.context.ring.upstreams_of
+    of_far = (n for n in range(9999) if upstreams_of(chunk(n).ring_position, None, False) == [far])
+    homes = {}
+    while len(set(homes.values())) < 2:  # this rack's host, and the other's
+        n = next(of_far)
+        machine.request_chunks([chunk(n)], priority.Priority.GUEST, f"{n}")
+        homes[n] = table.ring_within(here, far).home_at(chunk(n).oid)
+        assert list(machine.asks()) == [far]
+    machine.peer_dialled(ids.HostId("h4"), 0.0002)
+    assert not machine.last
+    machine.peer_dialled(far, 0.1)
+    relays = [(n, peer_request.Mode.RELAYED) for n, home in homes.items() if home == "h4"]
+    assert machine.asks() == {"h4": relays}
+    read_here = [ref for read in machine.got(actions.ReadSource) for ref in read.refs]
+    assert read_here == [chunk(n) for n, home in homes.items() if home == here]
+
+
+@pytest.mark.parametrize("failure", [Failure.UNREACHABLE, Failure.BUSY, Failure.INVALID])
+def test_host_over_the_wan_relays_if_the_source_fails(failure):
+    machine = sites()
+    read_source(machine)
+    [n], far = wait_for_relays(machine, 1)
+    machine.peer_dialled(far, 0.1)
+    [read] = machine.got(actions.ReadSource)
+    machine.source_ended(read.number, failure)
+    while machine.asks() != {far: [(n, peer_request.Mode.RELAYED)]}:
+        assert machine.now < 5.0
+        if machine.asks():  # other owners, which only give what they have
+            refused = machine.attempt()
+            machine.peer_refused(refused.host, [(refused.number, Failure.MISSING)])
+        else:
+            machine.wait(0.1)
+
+
+def test_failing_source_does_not_count_for_its_image():
+    delays = known(0.02, 0.001)
+    delays.record_source_failure(one_machine.IMAGE, 10.0)
+    assert asked(delays, MANY) == MANY
+    assert not delays.may_ask(FAR, one_machine.OTHER, 1, 10.0, HERE)
+    record(delays, FAR_RACK, 0.002)  # here, it has a rack of this site
+    assert not asked(delays, MANY)
+    fresh = known(0.02, 0.001)
+    fresh.record_source_failure(one_machine.IMAGE, 10.0 - WINDOW_S)
+    assert not asked(fresh, MANY)
 
 
 @pytest.mark.parametrize("round_trip_s", [0.0, 0.003])
