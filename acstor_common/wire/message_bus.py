@@ -151,6 +151,8 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has
 
     def dispatch(self, incoming: Any) -> Any:
         incoming.client_timeout = None
+        if not self.endpoints[0].replies:
+            incoming.orig_msg_id = None  # as of a cast
         return super().dispatch(incoming)
 
 
@@ -235,11 +237,15 @@ def traced_message(context: object, method: str) -> Iterator[None]:
 
 
 class Endpoint:
-    """Endpoint of oslo.messaging with one method for each handler."""
+    """Endpoint of oslo.messaging with one method for each handler.
+
+    :param replies: False: it never replies, so no reply queue can block it
+    """
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], *, replies: bool = True) -> None:
+        self.replies = replies
         self._warnings = ThrottledWarnings(time)
         for method, handler in handlers.items():
             setattr(self, method, self._safely(method, handler))
