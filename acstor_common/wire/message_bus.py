@@ -152,7 +152,7 @@ class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has
     def dispatch(self, incoming: Any) -> Any:
         incoming.client_timeout = None
         if not self.endpoints[0].replies:
-            incoming.orig_msg_id = None  # as of a cast
+            incoming.orig_msg_id = None
         return super().dispatch(incoming)
 
 
@@ -237,10 +237,7 @@ def traced_message(context: object, method: str) -> Iterator[None]:
 
 
 class Endpoint:
-    """Endpoint of oslo.messaging with one method for each handler.
-
-    :param replies: False: it never replies, so no reply queue can block it
-    """
+    """Endpoint of oslo.messaging with a method for each handler; replies may block."""
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 

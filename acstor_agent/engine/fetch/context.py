@@ -117,10 +117,7 @@ class Context:
             self.upstream_delays.record_round_trip(group, round_trip_s, self.now)
 
     def nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
-        """Return an upstream, or if it is too far, the home that is nearer, or None.
-
-        No host is too far that reads a whole image for all.
-        """
+        """Return an upstream, or if it is too far to relay parts, the nearer home, or None."""
         ring, ref = self.ring, transfer.first_ref
         access = self._source_access(ref.image_id, ref.offset)
         is_in_parts = access is placement.SourceAccess.IN_PARTS

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delays of outer homes and of the source: a home asks no outer home that is much farther.
 
-It compares the outer home's group with the source and with groups nearer to itself: behind a WAN,
-those of its own site. So each site reads a chunk over the WAN once. The delay is the least time in
-the last WINDOW_S to twice that, as in BBR (Cardwell 2016), so load makes nothing far. The shortest
+It compares the outer home's group with the source, except for images that the source just failed
+to give, and with nearer groups, as of its site. So each site reads a chunk over the WAN once. The
+delay is the least time in the last WINDOW_S to twice that, as in BBR (Cardwell 2016). The shortest
 round trip of new connections to a group, a lower bound of its delay, is known before it answers.
-
-For an image that the source has failed to give, the source does not count: its outer homes may have
-it, or may reach the source.
 """
 
 import math
