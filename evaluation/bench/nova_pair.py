@@ -82,8 +82,11 @@ def running(
             nova_hosts.wait_started(compute)
         hosts = [nova_hosts.Host(compute, agent) for compute in (first, second)]
         both = nova_hosts.NovaHosts(lab, hosts, images)
-        both.client.create_flavor(name=FLAVOR, ram=384, vcpus=1, disk=disk_gib)
-        yield both
+        flavor = both.client.create_flavor(name=FLAVOR, ram=384, vcpus=1, disk=disk_gib)
+        try:
+            yield both
+        finally:
+            both.client.delete_flavor(flavor)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ def run(say: harness.Say) -> harness.Result:
     guest = guest_image.ensure(say)
     with runs.Run() as folders, contextlib.ExitStack() as stack:
         disk = make_disk(guest, folders.folder, say)
-        place = stack.enter_context(started(folders.folder / "openstack"))
+        lab = stack.enter_context(nova_pair.started(folders.folder / "openstack"))
+        place = stack.enter_context(hosts_behind(lab, LINK_MBIT))
         both = place.both
         with disk.qcow2.open("rb") as data:
             image_id = both.images.add(data, "qcow2")
@@ -156,14 +157,13 @@ class Place:
 
 
 @contextlib.contextmanager
-def started(folder: pathlib.Path) -> Iterator[Place]:
-    """Run the cloud, with one common link of its hosts to Glance and the gateway."""
+def hosts_behind(lab: cloud.Cloud, link_mbit: float) -> Iterator[Place]:
+    """Run the compute hosts, with one common link to Glance and the gateway."""
     with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(nova_pair.started(folder))
         gateway = None
         if STORE == "s3":
             gateway = stack.enter_context(image_stores.images_in_s3(lab))
-        net = stack.enter_context(network.Network(hosts=1, link_mbit=LINK_MBIT))
+        net = stack.enter_context(network.Network(hosts=1, link_mbit=link_mbit))
         url = stack.enter_context(slow_way_to(net, lab.glance.port))
         gateway_url = stack.enter_context(slow_way_to(net, gateway.port)) if gateway else None
         disk_gib = 4 + DATA_MIB // 1024

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """P5b: 4 KiB random reads of cached bytes at queue depths 1 and 32.
 
-fio reads the same image for RUN_S as a plain file in the page cache, over NBD from qemu-nbd, from
-bare pyfuse3 and from an agent's mirror (``disk_policy`` none, after boots), past the page cache of
-the mounts; in turns.  The median of TURNS counts.
+fio reads the same image for RUN_S as a plain file in the page cache, from a loop device over it,
+over NBD from qemu-nbd, from bare pyfuse3 and from an agent's mirror (``disk_policy`` none, after
+boots), past the page cache of the mounts and the device; in turns.  The median of TURNS counts.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from matplotlib import figure
 from acstor_common.model import geometry
 from evaluation.bench import harness
 from evaluation.bench import p5_hits
+from tests.fakes import file_systems
 from tests.lab import local
 from tests.lab import runs
 
@@ -50,8 +51,9 @@ def run(say: harness.Say) -> harness.Result:
         agent.wait_ready()
         bare = stack.enter_context(p5_hits.bare(image, folder / "bare"))
         socket = stack.enter_context(nbd(image, folder / "nbd"))
-        mounted = {FLOOR: bare, MIRROR: agent.image_path(image_id)}
-        for path in (image, *mounted.values()):
+        loop = stack.enter_context(file_systems.loop_device(image, "--read-only"))
+        direct = {"loop": loop, FLOOR: bare, MIRROR: agent.image_path(image_id)}
+        for path in (image, bare, direct[MIRROR]):
             path.read_bytes()
         ways = {
             "plain file": [
@@ -61,7 +63,7 @@ def run(say: harness.Say) -> harness.Result:
             "qemu-nbd": ["--ioengine=nbd", f"--uri=nbd+unix:///?socket={socket}"],
             **{
                 way: ["--ioengine=libaio", "--direct=1", f"--filename={path}"]
-                for way, path in mounted.items()
+                for way, path in direct.items()
             },
         }
         for _ in range(TURNS):

@@ -56,17 +56,23 @@ def mounted(
     with device.open("wb") as file:
         file.truncate(size_bytes)
     run(*MAKE[kind], device)
-    flags = ["--direct-io=on"] if direct else []
-    loop = run("losetup", "--find", "--show", *flags, device).strip()
-    try:
+    with loop_device(device, *(["--direct-io=on"] if direct else [])) as loop:
+        device.unlink()
         run("mount", loop, at)
         try:
             yield at
         finally:
             run("umount", at)
+
+
+@contextlib.contextmanager
+def loop_device(file: pathlib.Path, *options: str) -> Iterator[str]:
+    """Yield the path of a loop device over a file; it is detached after the block."""
+    loop = run("losetup", "--find", "--show", *options, file).strip()
+    try:
+        yield loop
     finally:
         run("losetup", "--detach", loop)
-        device.unlink()
 
 
 def run(*words: str | os.PathLike[str]) -> str:
