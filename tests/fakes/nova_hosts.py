@@ -183,6 +183,11 @@ class Host:
         return {reason: times for reason, times in counted.items() if times}
 
 
+def acstor_lines(log: str) -> str:
+    """Return the last lines of a log of Nova that acstor wrote."""
+    return "\n".join([line for line in log.splitlines() if "acstor_nova" in line][-20:])
+
+
 class NovaHosts:
     """Two compute hosts and their servers."""
 
