@@ -286,7 +286,7 @@ class Engine:
         requests: Iterable[chunk_ref.Request],
         is_far: bool = False,
     ) -> None:
-        """Take requests of a peer; ``is_far``: a connection leads over a WAN; the first counts."""
+        """Take requests of a peer; ``is_far``: over a WAN, for a host with no other connection."""
         uploads = self.context.far_uploads if is_far else self.context.uploads
         link = self.requests.links.get_or_create(connection, host, uploads, self.context.now)
         self.requests.take_requests(link, requests)

@@ -119,9 +119,10 @@ class Context:
     def nearer_upstream(self, transfer: transfer.Transfer, host: ids.HostId) -> ids.HostId | None:
         """Return an upstream, or if it is too far to relay parts, the nearer home, or None."""
         ring, ref = self.ring, transfer.first_ref
+        if ring.is_near(host) or not self.settings.may_ask_source_first:
+            return host
         access = self._source_access(ref.image_id, ref.offset)
-        is_in_parts = access is placement.SourceAccess.IN_PARTS
-        if ring.is_near(host) or not (is_in_parts and self.settings.may_ask_source_first):
+        if access is not placement.SourceAccess.IN_PARTS:
             return host
         group, own_group = (ring.group_location(which) for which in (host, ring.own_host))
         chunks = transfer.chunk_count

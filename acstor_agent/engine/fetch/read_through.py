@@ -99,7 +99,7 @@ class ReadThrough:
         self.start_source_read(relay.transfer, urgency)
 
     def peer_dialled(self, host: ids.HostId, round_trip_s: float) -> None:
-        """Record a round-trip time; let a nearer home relay, or read, what a far host was to."""
+        """Record a round-trip time; move relays from a far host to a nearer home or the source."""
         context, peer = self._context, self._context.peers.get(host)
         context.record_round_trip(host, round_trip_s)
         pending = dict.fromkeys(peer.pending.values()) if peer is not None else ()
@@ -109,11 +109,11 @@ class ReadThrough:
                 continue
             context.requests_out.cancel_attempt(relay, context.now)
             transfer.relay = None
-            askers = {context.ring.own_host, *(p.host for p in transfer.peer_requests)}
-            if nearer is not None and nearer not in askers and context.try_acquire(nearer):
-                self._relay(transfer, nearer, transfer.refs)
-            else:
+            excluded = {context.ring.own_host, *(p.host for p in transfer.peer_requests)}
+            if nearer is None or nearer in excluded or not context.try_acquire(nearer):
                 self.start_source_read(transfer, most_urgent(transfer))
+            else:
+                self._relay(transfer, nearer, transfer.refs)
 
     def relay_failed(self, attempt: Attempt, failure: Failure) -> bool:
         """Ask under the next name, or the next upstream, or the source; False: all failed."""

@@ -8,7 +8,6 @@ round trip of new connections to a group, a lower bound of its delay, is known b
 """
 
 import math
-from collections.abc import Sequence
 
 from acstor_common.model import ids
 from acstor_common.ring import location
@@ -117,6 +116,12 @@ class UpstreamDelays:
         known = self._groups.get_as_used(group)
         if known is None:
             return True
+        delay_s = known.delay.least_s(now)
+        has_answered = delay_s is not None
+        if delay_s is None:
+            delay_s = known.least_round_trip_s(now)
+        if delay_s is None:
+            return True
         levels = location.common_levels(own_group, group)
         nearer = [
             other
@@ -126,17 +131,10 @@ class UpstreamDelays:
         delays = [other.delay.least_s(now) for other in nearer]
         if now >= self._failed_until_s.get(image_id, 0.0):
             delays.append(self._source.least_s(now, min_answers=1))
-        if (delay_s := known.delay.least_s(now)) is None:
-            delay_s = known.least_round_trip_s(now)
+        if not has_answered:
             delays += [other.least_round_trip_s(now) for other in nearer]
-        if not _is_far(delay_s, delays):
+        least_s = min((other_s for other_s in delays if other_s is not None), default=math.inf)
+        if delay_s <= max(FAR_RATIO * least_s, least_s + FAR_S):
             return True
         self.skipped += chunks
         return False
-
-
-def _is_far(delay_s: float | None, others: Sequence[float | None]) -> bool:
-    least_s = min((other_s for other_s in others if other_s is not None), default=None)
-    if delay_s is None or least_s is None:
-        return False
-    return delay_s > max(FAR_RATIO * least_s, least_s + FAR_S)

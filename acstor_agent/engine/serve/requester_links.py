@@ -36,12 +36,10 @@ class RequesterLinks:
         """Return a connection for new requests; its keepalives begin with the first of them."""
         link = self._links.get(connection)
         if link is None:
-            if host not in self.requesters:
-                self.requesters[host] = requester.Requester(host, uploads)
-            if not self.requesters[host].links:
-                self.requesters[host].uploads = uploads
-            link = requester.RequesterLink(connection, self.requesters[host])
-            self._links[connection] = link
+            its = self.requesters.setdefault(host, requester.Requester(host, uploads))
+            if not its.links:
+                its.uploads = uploads
+            link = self._links[connection] = requester.RequesterLink(connection, its)
             link.requester.links += 1
         if not link.peer_requests:
             link.alive_s = now
