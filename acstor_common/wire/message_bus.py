@@ -147,11 +147,14 @@ def serve(
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has no type hints
-    """Without the sender's timeout, whose thread never ends if the method does not exist."""
+    """Without the sender's timeout, whose thread never ends if the method does not exist.
+
+    Without replies, if its endpoint has none: one to a queue that does not exist blocks a thread.
+    """
 
     def dispatch(self, incoming: Any) -> Any:
         incoming.client_timeout = None
-        if not self.endpoints[0].replies:
+        if not self.endpoints[0].has_replies:
             incoming.orig_msg_id = None
         return super().dispatch(incoming)
 
@@ -237,12 +240,12 @@ def traced_message(context: object, method: str) -> Iterator[None]:
 
 
 class Endpoint:
-    """Endpoint of oslo.messaging with a method for each handler; replies may block."""
+    """Endpoint of oslo.messaging with one method for each handler."""
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
-    def __init__(self, handlers: Mapping[str, Handler], *, replies: bool = True) -> None:
-        self.replies = replies
+    def __init__(self, handlers: Mapping[str, Handler], *, has_replies: bool = True) -> None:
+        self.has_replies = has_replies
         self._warnings = ThrottledWarnings(time)
         for method, handler in handlers.items():
             setattr(self, method, self._safely(method, handler))

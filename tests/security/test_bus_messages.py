@@ -30,14 +30,14 @@ COPIES = 300
 class Lighthouse:
     """A server with two methods; ``lit`` are the payloads of one."""
 
-    def __init__(self, folder: pathlib.Path, url: str, *, replies: bool) -> None:
+    def __init__(self, folder: pathlib.Path, url: str, *, has_replies: bool) -> None:
         path = folder / "bus.conf"
         path.write_text(f"[DEFAULT]\ntransport_url = {url}\nexecutor_thread_pool_size = 4\n")
         cfg.CONF(["--config-file", str(path)], project="acstor")
         self.lit: list[Any] = []
         self.transport = message_bus.open_transport(cfg.CONF)
         handlers = {"lit": self.lit.append, "asked": lambda _payload: {"is_lit": True}}
-        endpoint = message_bus.Endpoint(handlers, replies=replies)
+        endpoint = message_bus.Endpoint(handlers, has_replies=has_replies)
         target = oslo_messaging.Target(topic=TOPIC, server=SERVER)
         served = message_bus.serve(self.transport, target, endpoint, threading.Event())
         assert served is not None
@@ -57,7 +57,7 @@ class Lighthouse:
 def lighthouse(
     tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Lighthouse, kombu.Producer]]:
-    made = Lighthouse(tmp_path, rabbitmq.url, replies=getattr(request, "param", True))
+    made = Lighthouse(tmp_path, rabbitmq.url, has_replies=getattr(request, "param", True))
     with kombu.Connection(rabbitmq.url.replace("rabbit://", "amqp://")) as connection:
         yield made, kombu.Producer(connection.channel())
     made.close()
