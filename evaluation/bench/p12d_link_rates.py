@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P12d: P12 over the rate of the link to Glance, from which the break-even can be read.
+"""P12d: P12 over the rate of the link to Glance.
 
 One cloud and one image, a compressed qcow2 as in P12, with a chunk map and a boot image.  At each
 rate both compute hosts are cold: acstor's agent starts with an empty cache, and Nova's image cache
@@ -22,7 +22,7 @@ from tests.lab import guest_image
 from tests.lab import runs
 
 LINKS_MBIT = (100.0, 250.0, 1000.0)
-WAYS = ("stock", "acstor")
+LABELS = {"stock": "stock Nova", "acstor": "acstor"}
 
 Boots = Mapping[float, Mapping[str, p12_nova.Boot]]
 
@@ -82,9 +82,9 @@ def draw(picture: figure.Figure, found: Boots) -> None:
     """Draw the seconds until the login prompt over the rate."""
     panel = picture.subplots()
     rates = list(found)
-    for way in WAYS:
+    for way, label in LABELS.items():
         seconds = [found[mbit][way].login_s for mbit in rates]
-        panel.plot(rates, seconds, marker="o", label={"stock": "stock Nova"}.get(way, way))
+        panel.plot(rates, seconds, marker="o", label=label)
     panel.set(
         title="Request to login prompt, cold host",
         xlabel="link to Glance, Mbit/s",
