@@ -121,7 +121,7 @@ class PieceRequest(NamedTuple):
     blob: Blob
     pieces: Sequence[BlobPiece]  # of at least one byte each, in any order
     report: ReportOutcomes
-    requester: Requester = AGENT  # for turns at decoding
+    requester: Requester = AGENT
 
 
 class BlobState(NamedTuple):

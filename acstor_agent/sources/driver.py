@@ -12,17 +12,23 @@ from collections.abc import Sequence
 import trio
 from oslo_config import cfg
 
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
 from acstor_agent.sources import host_grants
 from acstor_common import errors
 
 BUFFERS_PER_CALL = 64  # buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks
+BATCHES = 4
+"""Reports of the pieces of one run, if no reader waits for them: each costs a thread's turn."""
 RUNS_AT_A_TIME = 4  # concurrent runs of one call, as for a fragmented qcow2 file
 
 
 class BlobRun:
-    """Adjacent pieces of a blob, and the buffers that a driver fills."""
+    """Adjacent pieces of a blob, and the buffers that a driver fills.
+
+    :param batches: how often pieces are reported; 0: as soon as possible
+    """
 
     def __init__(
         self,
@@ -30,6 +36,7 @@ class BlobRun:
         pieces: Sequence[base.BlobPiece],
         where: str,
         report: base.ReportOutcomes,
+        batches: int = 0,
     ) -> None:
         self.blob, self.pieces = blob, pieces
         self.offset = pieces[0].offset
@@ -38,6 +45,8 @@ class BlobRun:
         self._where, self._report = where, report
         self._ends = [piece.offset + piece.length - self.offset for piece in pieces]
         self._checked: list[errors.ChunkInvalid | None] = []
+        self._batch_bytes = self.length // batches if batches else 0
+        self._filled_bytes = self._reported_bytes = 0
         self._next = 0  # first piece that is not reported
 
     @property
@@ -58,11 +67,18 @@ class BlobRun:
             self._checked.append(self._fault(number))
 
     def pieces_filled(self, count_bytes: int) -> None:
-        """Report the pieces in the first ``count_bytes`` of the buffers."""
+        """Report the pieces in the first ``count_bytes`` of the buffers, or wait for a batch."""
+        self._filled_bytes = count_bytes
+        if count_bytes >= min(self._reported_bytes + self._batch_bytes, self.length):
+            self.report_filled()
+
+    def report_filled(self) -> None:
+        """Report all filled pieces."""
         first = self._next
-        if first < len(self.pieces) and self._ends[first] <= count_bytes:
-            self.check_pieces(count_bytes)
+        if first < len(self.pieces) and self._ends[first] <= self._filled_bytes:
+            self.check_pieces(self._filled_bytes)
             self._next = len(self._checked)
+            self._reported_bytes = self._filled_bytes
             self._report(
                 [(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)]
             )
@@ -80,6 +96,7 @@ class BlobRun:
 
     def pieces_failed(self, error: Exception) -> None:
         """Report the remaining pieces as failed."""
+        self.report_filled()
         rest = range(self._next, len(self.pieces))
         self._next = len(self.pieces)
         if rest:
@@ -143,6 +160,8 @@ class Driver(base.Source):
             await self.fill_run(run)
         except errors.ChunkUnavailable as error:
             run.pieces_failed(error)
+        finally:
+            run.report_filled()  # also if it is cancelled
         if not run.is_over:
             why = "it returned fewer bytes than requested"
             run.pieces_failed(errors.SourceUnreachable(run.description, self.location, why))
@@ -191,8 +210,10 @@ def runs_of(request: base.PieceRequest, where: str) -> Iterator[BlobRun]:
     """
     blob, pieces = request.blob, request.pieces
     check_pieces(blob, pieces)
+    batches = BATCHES if request.requester.klass is requests.Klass.FILL else 0
     first = 0
     for stop, before in enumerate(pieces, 1):
         if stop == len(pieces) or before.offset + before.length != pieces[stop].offset:
-            yield BlobRun(blob, pieces[first:stop], where, shifted_report(request.report, first))
+            report = shifted_report(request.report, first)
+            yield BlobRun(blob, pieces[first:stop], where, report, batches)
             first = stop

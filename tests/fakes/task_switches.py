@@ -22,7 +22,7 @@ class Counted(trio.abc.Instrument):
 
 @contextlib.contextmanager
 def counted() -> Iterator[Counted]:
-    """Count how often this task yields in the block, in which it never waits."""
+    """Count how often this task yields in the block."""
     found = Counted(trio.lowlevel.current_task())
     trio.lowlevel.add_instrument(found)
     try:

@@ -75,7 +75,8 @@ class HttpResponse:
         run.fill_first(memoryview(early)[:count_bytes])
         while count_bytes < length:
             left = driver.rest_of(run.buffers, count_bytes)
-            got = await self._stream.receive_into(left)
+            useful_bytes = min(len(left[0]), length - count_bytes)
+            got = await self._stream.receive_into(left, useful_bytes)
             if not got:
                 why = f"the body ended after {count_bytes} of {length} bytes"
                 raise self._range_request.transient_error(why)

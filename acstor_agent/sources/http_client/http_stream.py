@@ -20,14 +20,20 @@ from acstor_common.model import geometry
 
 TLS_BYTES_PER_CALL = 128 * geometry.KIB  # bytes received at a time with TLS: eight records
 CALLS_PER_TURN = 16  # socket calls in a row before other tasks get a turn
+MAX_LOW_WATER_BYTES = 32 * geometry.KIB
+"""SO_RCVLOWAT at most: half of a new connection's receive window."""
 
 
 class Stream:
-    """A connection in clear text; ``silence_s`` is its timeout of silence."""
+    """A connection in clear text.
+
+    :param silence_s: timeout of silence; up to twice as much after a part of the useful bytes
+    """
 
     def __init__(self, sock: socket.socket, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
         self._calls = 0
+        self._low_water_bytes = 1
 
     @property
     def peer(self) -> str:
@@ -40,6 +46,9 @@ class Stream:
 
     def is_idle(self) -> bool:
         """Return whether the connection is open and has no unrequested data."""
+        return self._is_silent()
+
+    def _is_silent(self) -> bool:
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -56,8 +65,13 @@ class Stream:
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_writable)
 
-    async def receive_into(self, buffers: Sequence[bytearray | memoryview]) -> int:
-        """Fill the buffers in order; return the number of bytes, 0 at the end, or raise OSError."""
+    async def receive_into(
+        self, buffers: Sequence[bytearray | memoryview], useful_bytes: int = 1
+    ) -> int:
+        """Fill the buffers in order; return the number of bytes, 0 at the end, or raise OSError.
+
+        :param useful_bytes: the server sends at least as many; fewer need not wake this task
+        """
         while True:
             self._calls += 1
             if self._calls >= CALLS_PER_TURN:
@@ -66,7 +80,7 @@ class Stream:
             try:
                 count = self._receive_nowait(buffers)
             except BlockingIOError:
-                await self._wait(trio.lowlevel.wait_readable)
+                await self._wait_for_bytes(self._missing_bytes(useful_bytes))
                 continue
             if count is not None:
                 return count
@@ -78,6 +92,21 @@ class Stream:
     def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
         """Make one socket call if needed; return None if there is nothing to read yet."""
         return self._sock.recvmsg_into(buffers)[0]
+
+    def _missing_bytes(self, useful_bytes: int) -> int:
+        """Return how many bytes must be received until so many can be read."""
+        return useful_bytes
+
+    async def _wait_for_bytes(self, count_bytes: int) -> None:
+        low_water_bytes = min(count_bytes, MAX_LOW_WATER_BYTES)
+        if low_water_bytes != self._low_water_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
+            self._low_water_bytes = low_water_bytes
+        try:
+            await self._wait(trio.lowlevel.wait_readable)
+        except TimeoutError:
+            if self._is_silent():
+                raise
 
     async def _wait(self, until: Callable[[socket.socket], Awaitable[None]]) -> None:
         with trio.move_on_after(self._silence_s):
@@ -114,7 +143,7 @@ class TlsStream(Stream):
         """See :meth:`Stream.is_idle`."""
         session = self._session
         is_nothing_here = not (session.readable_bytes or session.unread_bytes)
-        return is_nothing_here and not session.is_over and super().is_idle()
+        return is_nothing_here and not session.is_over and self._is_silent()
 
     async def send(self, data: bytes) -> None:
         """See :meth:`Stream.send`."""
@@ -127,6 +156,10 @@ class TlsStream(Stream):
             self._put(self._sock.recv(TLS_BYTES_PER_CALL))
             count = session.read_into(space, space)
         return count if count or session.is_over else None
+
+    def _missing_bytes(self, useful_bytes: int) -> int:
+        session = self._session
+        return max(1, useful_bytes - session.unread_bytes, session.missing_bytes)
 
     async def _receive_records(self) -> None:
         while True:

@@ -199,8 +199,9 @@ class _Reading:
         try:
             self._decode_soon()
             if self._tiles.ranges:
+                pieces = self._stored_pieces()
                 await inner.read_pieces(
-                    base.PieceRequest(stored, self._stored_pieces(), self._receive_tiles)
+                    base.PieceRequest(stored, pieces, self._receive_tiles, self._requester)
                 )
             await self._done.wait()
         finally:

@@ -4,6 +4,7 @@ import threading
 import pytest
 import trio
 
+from acstor_agent.core.disk_scheduling import request
 from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
 from acstor_agent.sources import driver
@@ -110,6 +111,49 @@ def test_failure_is_reported_only_for_the_remaining_pieces():
     run.pieces_failed(failure)
     run.pieces_failed(failure)
     assert reported == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
+
+
+FILL = base.Requester(request.Klass.FILL, "guest")
+MANY = [base.BlobPiece(10 * number, 10) for number in range(16)]
+
+
+class Slow(driver.Driver):
+    """Fills 8 bytes at a time, up to ``stop_bytes``; it then fails or hangs."""
+
+    location = "here"
+    from_conf = size_bytes = aclose = None
+
+    def __init__(self, stop_bytes, fails=True):
+        self._stop_bytes, self._fails = stop_bytes, fails
+
+    async def fill_run(self, run):
+        for count_bytes in range(0, self._stop_bytes + 1, 8):
+            run.pieces_filled(count_bytes)
+        if not self._fails:
+            await trio.sleep_forever()
+        raise errors.SourceUnreachable("it", "there", "because")
+
+
+async def test_pieces_for_which_no_reader_waits_are_reported_in_four_batches():
+    reported = []
+    await Slow(160).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, FILL))
+    assert [len(answers) for answers in reported] == [4, 4, 4, 4]
+
+
+async def test_failure_is_reported_after_the_pieces_of_the_last_batch():
+    reported = []
+    await Slow(72).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, FILL))
+    assert [len(answers) for answers in reported] == [4, 3, 9]
+    assert not any(isinstance(outcome, Exception) for _, outcome in reported[1])
+    assert all(isinstance(outcome, Exception) for _, outcome in reported[2])
+
+
+async def test_cancelled_read_reports_the_filled_pieces(autojump_clock):
+    reported = []
+    with trio.move_on_after(1):
+        request_of_fill = base.PieceRequest(BLOB, MANY, reported.append, FILL)
+        await Slow(72, fails=False).read_pieces(request_of_fill)
+    assert [len(answers) for answers in reported] == [4, 3]
 
 
 @pytest.mark.parametrize("checked_before_bytes", [0, 15, 40])

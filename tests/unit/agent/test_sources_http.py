@@ -114,7 +114,7 @@ async def test_permanent_failure_is_raised_as_missing(source, server, behaviour,
         (http_server.hints_first(9), "more than 8 interim answers"),
         (http_server.hints_first(100_000), "more than 8 interim answers"),
         (http_server.stall(0, 0.8), "did not respond for 0.5 s"),
-        (http_server.stall(4095, 0.8), "did not respond for 0.5 s"),
+        (http_server.stall(4095, 1.2), "did not respond for 0.5 s"),
         (http_server.hang_up, "closed the connection without an answer"),
         (http_server.slow(0.8), "did not respond for 0.5 s"),
     ],
@@ -289,6 +289,18 @@ async def test_pieces_are_reported_while_others_are_in_flight(source, server):
         reported
     )
     assert len(server.asked) == 1
+
+
+async def test_parts_of_a_piece_wake_the_reader_rarely(source, server):
+    server.behaviours = [http_server.drip(0.001, 1024)]
+    with task_switches.counted() as counted:
+        assert await source.read(BLOB, 0, 131_072) == DATA[:131_072]
+    assert counted.turns < 32  # one for each 1 KiB would be 128
+
+
+async def test_server_slower_than_the_low_water_mark_is_not_silent(source, server):
+    server.behaviours = [http_server.drip(0.3, 1000)]
+    assert await source.read(BLOB, 0, 4000) == DATA[:4000]
 
 
 async def test_pieces_received_before_a_failure_are_kept(source, server):
@@ -587,7 +599,7 @@ async def test_many_pieces_over_tls_are_exact_on_one_connection(tls_source, tls_
         (http_server.half_a_body, "after 2048 of 4096 bytes"),
         (http_server.hang_up, "closed the connection without an answer"),
         (http_server.slow(0.8), "did not respond for 0.5 s"),
-        (http_server.stall(100, 0.8), "did not respond for 0.5 s"),
+        (http_server.stall(100, 1.2), "did not respond for 0.5 s"),
         (http_server.garbage, "RemoteProtocolError"),
         (http_server.too_long, "longer than 4096 bytes"),
     ],
