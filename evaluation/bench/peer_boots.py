@@ -94,7 +94,8 @@ class Cloud:
         hosts, ring = self.net.hosts, None
         if len(hosts) > 1:
             ring = agents.write_ring(hosts, self.net.run.folder / "ring.json")
-        return [peer_ways.Place(self._made, host, self._server.url, ring) for host in hosts]
+        url = self._server.url
+        return [peer_ways.Place(self._made, host, hosts[0], url, ring) for host in hosts]
 
     def link_bytes(self) -> int:
         """Return the bytes that the image server's link has sent."""

@@ -44,7 +44,7 @@ GRID = [Cell(*words) for words in itertools.product(LINKS_MBIT, ROUND_TRIPS_MS, 
 CORE = (Cell(100, 0), Cell(100, 100))
 NEXT = (Cell(1000, 5), Cell(None, 0), Cell(1000, 20), Cell(100, 200))
 LAST = tuple(cell for cell in GRID if cell.hosts == 1 and cell not in (*CORE, *NEXT))
-CROWDS = (Cell(100, 0, 8), Cell(1000, 20, 8), Cell(100, 100, 8))
+CROWDS = (Cell(1000, 20, 8), Cell(100, 0, 8), Cell(100, 100, 8))
 KEPT = Cell(100, 100)
 QUICK_WAYS = (peer_ways.RAW, "download", "nbdkit", peer_ways.ACSTOR)
 
@@ -76,17 +76,18 @@ def plan(turns: int, *, is_quick: bool) -> list[Job]:
         return [
             *_jobs(Kind.BOOT, CORE[:1], QUICK_WAYS),
             *_jobs(Kind.KEEP, [KEPT], QUICK_WAYS),
-            *_jobs(Kind.REPLAY, CROWDS[1:2], QUICK_WAYS),
+            *_jobs(Kind.REPLAY, CROWDS[:1], QUICK_WAYS),
         ]
     ways = tuple(peer_ways.WAYS)
     first = [
         *_jobs(Kind.BOOT, CORE[:1], ways),
         *_jobs(Kind.KEEP, [KEPT], ways),
-        *_jobs(Kind.REPLAY, CROWDS, ways),
+        *_jobs(Kind.REPLAY, CROWDS[:-1], ways),
         *_jobs(Kind.BOOT, NEXT, ways),
     ]
     for turn in range(1, turns):
         first += _jobs(Kind.BOOT, CORE, ways, turn)
+    first += _jobs(Kind.REPLAY, CROWDS[-1:], ways)
     for turn in range(1, turns):
         first += _jobs(Kind.BOOT, NEXT, ways, turn)
     return [*first, *_jobs(Kind.BOOT, LAST, ways)]

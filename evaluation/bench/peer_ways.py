@@ -11,12 +11,14 @@ from typing import NamedTuple
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from evaluation.bench import boots
+from evaluation.bench import dragonfly
 from evaluation.bench import w1_hydration
 from tests.lab import agents
 from tests.lab import network
 from tests.lab import runs
 
 READY_S = 300.0
+STORED = "stored.qcow2"
 DISK_BYTES = 4096 * geometry.MIB
 CACHE_BYTES = 20 * 1024 * geometry.MIB  # the product's default, unlike the lab's
 
@@ -35,10 +37,14 @@ class Prepared(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A fresh host, and where it finds the image; with a v-node table it has peers."""
+    """A fresh host, and where it finds the image; with a v-node table it has peers.
+
+    :param first: the first host, maybe this one
+    """
 
     made: Prepared
     host: network.Host
+    first: network.Host
     url: str
     ring_file: pathlib.Path | None = None
 
@@ -76,15 +82,32 @@ def raw_file(place: Place) -> Iterator[Client]:
 @contextlib.contextmanager
 def download(place: Place) -> Iterator[Client]:
     """Download and convert the image."""
-    host = place.host
-    stored, raw = host.folder / "stored.qcow2", host.folder / "base.raw"
 
     def request() -> Backing:
-        host.run(["curl", "-sSf", "-o", stored, place.file_url])
-        host.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", stored, raw])
-        return Backing(raw, "raw")
+        stored = place.host.folder / STORED
+        place.host.run(["curl", "-sSf", "-o", stored, place.file_url])
+        return _converted(place.host, stored)
 
     yield Client(request, lambda: True)
+
+
+@contextlib.contextmanager
+def by_dragonfly(place: Place) -> Iterator[Client]:
+    """Download the image with the other hosts, and convert it."""
+    with dragonfly.running(place.host, place.first) as daemon:
+
+        def request() -> Backing:
+            stored = place.host.folder / STORED
+            daemon.download(place.file_url, stored)
+            return _converted(place.host, stored)
+
+        yield Client(request, lambda: True)
+
+
+def _converted(host: network.Host, stored: pathlib.Path) -> Backing:
+    raw = host.folder / "base.raw"
+    host.run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", stored, raw])
+    return Backing(raw, "raw")
 
 
 @contextlib.contextmanager
@@ -143,13 +166,11 @@ RAW, ACSTOR = "raw file", "acstor"
 WAYS: dict[str, Way] = {
     RAW: raw_file,
     "download": download,
+    **({"Dragonfly": by_dragonfly} if dragonfly.is_built() else {}),
     "nbdkit": nbdkit,
     "QEMU": qemu,
     ACSTOR: acstor,
 }
 DIRECT = ("nbdkit", "QEMU")
 """They read the source on demand and exchange nothing."""
-NOT_MEASURED = {
-    "Dragonfly": "dfdaemon of dragonfly-client 1.5.10 starts only with a scheduler that answers, "
-    "and the Go module of the scheduler (d7y.io/dragonfly/v2) could not be downloaded"
-}
+NOT_MEASURED = {} if dragonfly.is_built() else {"Dragonfly": "tools/dragonfly.sh builds it"}
