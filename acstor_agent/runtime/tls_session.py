@@ -41,7 +41,7 @@ class TlsSession:
         self._wordless_bytes = 0
         self._record_bytes = 0  # of the record that OpenSSL received last
         self._received = _NOTHING  # not given to OpenSSL yet
-        self.missing_bytes = 0  # of the record that OpenSSL has partly
+        self.record_missing_bytes = 0  # of the record that OpenSSL has partly
         self._is_begun = False  # the last record has more plain text
 
     def continue_handshake(self) -> bool:
@@ -135,7 +135,7 @@ class TlsSession:
 
     def _next_record(self) -> bool:
         """Pass OpenSSL the next record as far as received; return whether it is complete."""
-        received, missing_bytes = self._received, self.missing_bytes
+        received, missing_bytes = self._received, self.record_missing_bytes
         if not missing_bytes:
             if len(received) < _HEADER_BYTES:
                 self._received = memoryview(bytes(received))  # frees the rest of its buffer
@@ -146,5 +146,5 @@ class TlsSession:
             self.records += 1
         given_bytes = self._incoming.write(received[:missing_bytes])
         self._received = received[given_bytes:]
-        self.missing_bytes = missing_bytes - given_bytes
-        return not self.missing_bytes
+        self.record_missing_bytes = missing_bytes - given_bytes
+        return not self.record_missing_bytes

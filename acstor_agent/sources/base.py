@@ -121,7 +121,7 @@ class PieceRequest(NamedTuple):
     blob: Blob
     pieces: Sequence[BlobPiece]  # of at least one byte each, in any order
     report: ReportOutcomes
-    requester: Requester = AGENT
+    requester: Requester = AGENT  # for turns at decoding; reports to a fill come in batches
 
 
 class BlobState(NamedTuple):
@@ -166,8 +166,9 @@ class Source(abc.ABC):
     async def read_pieces(self, request: PieceRequest) -> None:
         """Read pieces, and report each once, as soon as it is read or has failed.
 
-        Adjacent pieces are one read of the place. All are reported when this returns; a cancelled
-        call reports nothing more. Only LocalProtocolError (a range is invalid) is raised.
+        A background fill gets batches, at most 0.1 s later. Adjacent pieces are one read of the
+        place. All are reported when this returns; a cancelled call reports nothing more. Only
+        LocalProtocolError (a range is invalid) is raised.
         """
 
     async def read(

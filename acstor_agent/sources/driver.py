@@ -19,16 +19,13 @@ from acstor_agent.sources import host_grants
 from acstor_common import errors
 
 BUFFERS_PER_CALL = 64  # buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks
-BATCHES = 4
-"""Reports of the pieces of one run, if no reader waits for them: each costs a thread's turn."""
+BATCH_S = 0.1
+"""Pieces of a background fill are reported that often: each report costs turns and a thread."""
 RUNS_AT_A_TIME = 4  # concurrent runs of one call, as for a fragmented qcow2 file
 
 
 class BlobRun:
-    """Adjacent pieces of a blob, and the buffers that a driver fills.
-
-    :param batches: how often pieces are reported; 0: as soon as possible
-    """
+    """Adjacent pieces of a blob, and the buffers that a driver fills."""
 
     def __init__(
         self,
@@ -36,7 +33,6 @@ class BlobRun:
         pieces: Sequence[base.BlobPiece],
         where: str,
         report: base.ReportOutcomes,
-        batches: int = 0,
     ) -> None:
         self.blob, self.pieces = blob, pieces
         self.offset = pieces[0].offset
@@ -45,8 +41,6 @@ class BlobRun:
         self._where, self._report = where, report
         self._ends = [piece.offset + piece.length - self.offset for piece in pieces]
         self._checked: list[errors.ChunkInvalid | None] = []
-        self._batch_bytes = self.length // batches if batches else 0
-        self._filled_bytes = self._reported_bytes = 0
         self._next = 0  # first piece that is not reported
 
     @property
@@ -67,18 +61,11 @@ class BlobRun:
             self._checked.append(self._fault(number))
 
     def pieces_filled(self, count_bytes: int) -> None:
-        """Report the pieces in the first ``count_bytes`` of the buffers, or wait for a batch."""
-        self._filled_bytes = count_bytes
-        if count_bytes >= min(self._reported_bytes + self._batch_bytes, self.length):
-            self.report_filled()
-
-    def report_filled(self) -> None:
-        """Report all filled pieces."""
+        """Report the pieces in the first ``count_bytes`` of the buffers."""
         first = self._next
-        if first < len(self.pieces) and self._ends[first] <= self._filled_bytes:
-            self.check_pieces(self._filled_bytes)
+        if first < len(self.pieces) and self._ends[first] <= count_bytes:
+            self.check_pieces(count_bytes)
             self._next = len(self._checked)
-            self._reported_bytes = self._filled_bytes
             self._report(
                 [(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)]
             )
@@ -96,7 +83,6 @@ class BlobRun:
 
     def pieces_failed(self, error: Exception) -> None:
         """Report the remaining pieces as failed."""
-        self.report_filled()
         rest = range(self._next, len(self.pieces))
         self._next = len(self.pieces)
         if rest:
@@ -108,6 +94,25 @@ class BlobRun:
             return None
         what = self.blob.describe_range(piece.offset, piece.length)
         return chunk_verification.mismatch(self.buffers[number], piece.content, what, self._where)
+
+
+class _Batch:
+    """Outcomes that are reported together."""
+
+    def __init__(self, report: base.ReportOutcomes) -> None:
+        self.outcomes: list[tuple[int, base.Outcome]] = []
+        self._report = report
+
+    def report(self) -> None:
+        if self.outcomes:
+            outcomes = self.outcomes.copy()
+            self.outcomes.clear()  # the same list, which others extend
+            self._report(outcomes)
+
+    async def report_regularly(self) -> None:
+        while True:
+            await trio.sleep(BATCH_S)
+            self.report()
 
 
 class Driver(base.Source):
@@ -141,7 +146,18 @@ class Driver(base.Source):
 
     async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces, adjacent ones as one range."""
-        runs = list(runs_of(request, self.location))
+        if request.requester.klass is not requests.Klass.FILL:
+            await self._read_all(list(runs_of(request, self.location)))
+            return
+        batch = _Batch(request.report)
+        runs = list(runs_of(request._replace(report=batch.outcomes.extend), self.location))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(batch.report_regularly)
+            await self._read_all(runs)
+            nursery.cancel_scope.cancel()
+        batch.report()
+
+    async def _read_all(self, runs: Sequence[BlobRun]) -> None:
         if len(runs) == 1:  # nearly always
             await self._read(runs[0])
             return
@@ -160,8 +176,6 @@ class Driver(base.Source):
             await self.fill_run(run)
         except errors.ChunkUnavailable as error:
             run.pieces_failed(error)
-        finally:
-            run.report_filled()  # also if it is cancelled
         if not run.is_over:
             why = "it returned fewer bytes than requested"
             run.pieces_failed(errors.SourceUnreachable(run.description, self.location, why))
@@ -210,10 +224,8 @@ def runs_of(request: base.PieceRequest, where: str) -> Iterator[BlobRun]:
     """
     blob, pieces = request.blob, request.pieces
     check_pieces(blob, pieces)
-    batches = BATCHES if request.requester.klass is requests.Klass.FILL else 0
     first = 0
     for stop, before in enumerate(pieces, 1):
         if stop == len(pieces) or before.offset + before.length != pieces[stop].offset:
-            report = shifted_report(request.report, first)
-            yield BlobRun(blob, pieces[first:stop], where, report, batches)
+            yield BlobRun(blob, pieces[first:stop], where, shifted_report(request.report, first))
             first = stop

@@ -172,7 +172,8 @@ class SourceReads:
         self._last_number += 1
         number, found = self._last_number, _Range(first)
         refs = [ref for read in reads for ref in read.refs]
-        turn = refs[0].image_id, first.priority, first.guest or first.flow
+        urgency = min(read.priority for read in reads)
+        turn = refs[0].image_id, urgency, first.guest or first.flow
         self._out.others.append(actions.ReadSource(number, *turn, refs))
         self._ranges[number], at = found, 0
         for read in reads:

@@ -21,14 +21,12 @@ from acstor_common.model import geometry
 TLS_BYTES_PER_CALL = 128 * geometry.KIB  # bytes received at a time with TLS: eight records
 CALLS_PER_TURN = 16  # socket calls in a row before other tasks get a turn
 MAX_LOW_WATER_BYTES = 32 * geometry.KIB
-"""SO_RCVLOWAT at most: half of a new connection's receive window."""
+"""SO_RCVLOWAT at most, for LOW_WATER_S; a new connection's receive window is twice as large."""
+LOW_WATER_S = 0.25
 
 
 class Stream:
-    """A connection in clear text.
-
-    :param silence_s: timeout of silence; up to twice as much after a part of the useful bytes
-    """
+    """A connection in clear text; ``silence_s`` is its timeout of silence."""
 
     def __init__(self, sock: socket.socket, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
@@ -46,9 +44,6 @@ class Stream:
 
     def is_idle(self) -> bool:
         """Return whether the connection is open and has no unrequested data."""
-        return self._is_silent()
-
-    def _is_silent(self) -> bool:
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -80,7 +75,7 @@ class Stream:
             try:
                 count = self._receive_nowait(buffers)
             except BlockingIOError:
-                await self._wait_for_bytes(self._missing_bytes(useful_bytes))
+                await self._wait_for_bytes(self._awaited_bytes(useful_bytes))
                 continue
             if count is not None:
                 return count
@@ -93,20 +88,23 @@ class Stream:
         """Make one socket call if needed; return None if there is nothing to read yet."""
         return self._sock.recvmsg_into(buffers)[0]
 
-    def _missing_bytes(self, useful_bytes: int) -> int:
-        """Return how many bytes must be received until so many can be read."""
+    def _awaited_bytes(self, useful_bytes: int) -> int:
+        """Return how many bytes the socket must receive until so many can be read."""
         return useful_bytes
 
     async def _wait_for_bytes(self, count_bytes: int) -> None:
-        low_water_bytes = min(count_bytes, MAX_LOW_WATER_BYTES)
+        if count_bytes > 1:
+            self._set_low_water(min(count_bytes, MAX_LOW_WATER_BYTES))
+            with trio.move_on_after(LOW_WATER_S):
+                await trio.lowlevel.wait_readable(self._sock)
+                return
+        self._set_low_water(1)
+        await self._wait(trio.lowlevel.wait_readable)
+
+    def _set_low_water(self, low_water_bytes: int) -> None:
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
-        try:
-            await self._wait(trio.lowlevel.wait_readable)
-        except TimeoutError:
-            if self._is_silent():
-                raise
 
     async def _wait(self, until: Callable[[socket.socket], Awaitable[None]]) -> None:
         with trio.move_on_after(self._silence_s):
@@ -143,7 +141,7 @@ class TlsStream(Stream):
         """See :meth:`Stream.is_idle`."""
         session = self._session
         is_nothing_here = not (session.readable_bytes or session.unread_bytes)
-        return is_nothing_here and not session.is_over and self._is_silent()
+        return is_nothing_here and not session.is_over and super().is_idle()
 
     async def send(self, data: bytes) -> None:
         """See :meth:`Stream.send`."""
@@ -157,9 +155,9 @@ class TlsStream(Stream):
             count = session.read_into(space, space)
         return count if count or session.is_over else None
 
-    def _missing_bytes(self, useful_bytes: int) -> int:
+    def _awaited_bytes(self, useful_bytes: int) -> int:
         session = self._session
-        return max(1, useful_bytes - session.unread_bytes, session.missing_bytes)
+        return max(1, useful_bytes - session.unread_bytes, session.record_missing_bytes)
 
     async def _receive_records(self) -> None:
         while True:

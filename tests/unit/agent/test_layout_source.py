@@ -209,11 +209,20 @@ async def test_decoding_is_scheduled_by_image_and_requester(nursery, monkeypatch
         await run(image_id, requester, steps)
 
     monkeypatch.setattr(rig.source._decoding, "run", noted)
+    seen = []
+    read_stored = rig.faulty.read_pieces
+
+    async def note_requester(request):
+        seen.append(request.requester)
+        await read_stored(request)
+
+    monkeypatch.setattr(rig.faulty, "read_pieces", note_requester)
     around = source_client.SourceClient([rig.source])
     guest = base.Requester(requests.Klass.GUEST, "an image/7")
     reported = []
     await around.read_pieces(base.PieceRequest(IMAGE, image.pieces, reported.extend, guest))
     assert len(reported) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
+    assert seen == [guest]
     await around.read(IMAGE, 0, len(image.data))
     assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
 

@@ -8,6 +8,7 @@ from acstor_agent.core.disk_scheduling import request
 from acstor_agent.sources import base
 from acstor_agent.sources import chunk_verification
 from acstor_agent.sources import driver
+from acstor_agent.sources.wrappers import deadline_source
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source
@@ -113,49 +114,6 @@ def test_failure_is_reported_only_for_the_remaining_pieces():
     assert reported == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
 
 
-FILL = base.Requester(request.Klass.FILL, "guest")
-MANY = [base.BlobPiece(10 * number, 10) for number in range(16)]
-
-
-class Slow(driver.Driver):
-    """Fills 8 bytes at a time, up to ``stop_bytes``; it then fails or hangs."""
-
-    location = "here"
-    from_conf = size_bytes = aclose = None
-
-    def __init__(self, stop_bytes, fails=True):
-        self._stop_bytes, self._fails = stop_bytes, fails
-
-    async def fill_run(self, run):
-        for count_bytes in range(0, self._stop_bytes + 1, 8):
-            run.pieces_filled(count_bytes)
-        if not self._fails:
-            await trio.sleep_forever()
-        raise errors.SourceUnreachable("it", "there", "because")
-
-
-async def test_pieces_for_which_no_reader_waits_are_reported_in_four_batches():
-    reported = []
-    await Slow(160).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, FILL))
-    assert [len(answers) for answers in reported] == [4, 4, 4, 4]
-
-
-async def test_failure_is_reported_after_the_pieces_of_the_last_batch():
-    reported = []
-    await Slow(72).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, FILL))
-    assert [len(answers) for answers in reported] == [4, 3, 9]
-    assert not any(isinstance(outcome, Exception) for _, outcome in reported[1])
-    assert all(isinstance(outcome, Exception) for _, outcome in reported[2])
-
-
-async def test_cancelled_read_reports_the_filled_pieces(autojump_clock):
-    reported = []
-    with trio.move_on_after(1):
-        request_of_fill = base.PieceRequest(BLOB, MANY, reported.append, FILL)
-        await Slow(72, fails=False).read_pieces(request_of_fill)
-    assert [len(answers) for answers in reported] == [4, 3]
-
-
 @pytest.mark.parametrize("checked_before_bytes", [0, 15, 40])
 def test_each_piece_is_verified_with_or_without_the_driver(checked_before_bytes):
     reported = []
@@ -216,3 +174,62 @@ async def test_ranges_not_yet_started_are_not_read_after_a_cancel(autojump_clock
         pieces = [base.BlobPiece(at, 3) for at in range(0, 50, 5)]
         await inner.read_pieces(base.PieceRequest(BLOB, pieces, reported.extend))
     assert reported == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now
+
+
+FILL = base.Requester(request.Klass.FILL, "an image")
+MANY = [base.BlobPiece(10 * number, 10) for number in range(16)]
+
+
+class Slow(driver.Driver):
+    """Fills a piece each 33 ms, ``count`` of them; it then fails or hangs."""
+
+    location = "here"
+    from_conf = size_bytes = aclose = None
+
+    def __init__(self, count, hangs=False):
+        self._count, self._hangs = count, hangs
+
+    async def fill_run(self, run):
+        for number in range(1, self._count + 1):
+            await trio.sleep(0.033)
+            run.pieces_filled(10 * number)
+        if self._hangs:
+            await trio.sleep_forever()
+        if not run.is_over:
+            raise errors.SourceUnreachable("it", "there", "because")
+
+
+@pytest.mark.parametrize(
+    ("klass", "counts"),
+    [(request.Klass.FILL, [3, 3, 3, 3, 3, 1]), (request.Klass.PREFETCH, 16 * [1])],
+)
+async def test_pieces_of_a_fill_are_reported_in_batches(autojump_clock, klass, counts):
+    reported = []
+    requester = base.Requester(klass, "an image")
+    await Slow(16).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, requester))
+    assert [len(answers) for answers in reported] == counts
+    assert [number for answers in reported for number, _ in answers] == list(range(16))
+
+
+async def test_failed_fill_reports_what_it_filled_before(autojump_clock):
+    reported = []
+    await Slow(5).read_pieces(base.PieceRequest(BLOB, MANY, reported.extend, FILL))
+    assert [number for number, _ in reported] == list(range(16))
+    failed = [number for number, outcome in reported if isinstance(outcome, Exception)]
+    assert failed == list(range(5, 16))
+
+
+async def test_cancelled_fill_reports_nothing_more(autojump_clock):
+    reported = []
+    with trio.move_on_after(0.15):
+        await Slow(16).read_pieces(base.PieceRequest(BLOB, MANY, reported.append, FILL))
+    assert [len(answers) for answers in reported] == [3]
+
+
+async def test_fill_that_hangs_keeps_the_pieces_before(autojump_clock):
+    reported = []
+    source = deadline_source.DeadlineSource(Slow(5, hangs=True), 1.0)
+    await source.read_pieces(base.PieceRequest(BLOB, MANY, reported.extend, FILL))
+    assert [number for number, _ in reported] == list(range(16))
+    assert [outcome for _, outcome in reported[:5]] == 5 * [bytes(10)]
+    assert {type(outcome) for _, outcome in reported[5:]} == {errors.SourceUnreachable}

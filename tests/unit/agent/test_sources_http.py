@@ -299,8 +299,10 @@ async def test_parts_of_a_piece_wake_the_reader_rarely(source, server):
 
 
 async def test_server_slower_than_the_low_water_mark_is_not_silent(source, server):
-    server.behaviours = [http_server.drip(0.3, 1000)]
+    server.behaviours = [http_server.drip(0.3, 1000), http_server.slow(0.1)]
     assert await source.read(BLOB, 0, 4000) == DATA[:4000]
+    assert await source.read(BLOB, 0, 10) == DATA[:10]  # with its head it is below the last mark
+    assert server.connections == 1
 
 
 async def test_pieces_received_before_a_failure_are_kept(source, server):
@@ -610,6 +612,14 @@ async def test_read_succeeds_after_a_failure_over_tls(tls_source, tls_server, be
     with pytest.raises(errors.SourceUnreachable, match=reason):
         await tls_source.read(BLOB, 0, 4096)
     assert await tls_source.read(BLOB, 0, 4096) == DATA[:4096]
+
+
+async def test_parts_of_a_piece_over_tls_wake_the_reader_rarely(tls_source, tls_server):
+    await tls_source.read(BLOB, 0, 10)
+    tls_server.behaviours = [http_server.drip(0.001, 1024)]
+    with task_switches.counted() as counted:
+        assert await tls_source.read(BLOB, 0, 131_072) == DATA[:131_072]
+    assert counted.turns < 32  # one for each 1 KiB would be 128
 
 
 async def test_flood_of_tls_session_tickets_fails_the_read(tls_context, tls_source):

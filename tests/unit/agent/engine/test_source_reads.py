@@ -87,6 +87,18 @@ def test_images_take_equal_turns_whatever_their_number_of_readers(out):
     assert turns.count("few/1") == len(turns) / 2
 
 
+def test_range_is_as_urgent_as_the_most_urgent_read_that_joins_it(out):
+    reads, found = source_reads.SourceReads(out, slots=1), []
+    for number in range(0, 80, 10):
+        reads.queue_read(chunks(number + 2), P.GUEST, "image", 0.0, "image/1")
+        reads.queue_read(chunks(70 - number, 71 - number), P.HYDRATE, "image", 0.0)
+    while some := begun(out, reads):
+        found += some
+        reads.end_range(some[0].number)
+    joined = [read for read in found if len(read.refs) == 3]
+    assert joined and {read.priority for read in joined} == {P.GUEST}
+
+
 class Steps:
     """Starts, changes and ends source reads in any order."""
 
