@@ -10,6 +10,9 @@ from acstor_common.util import backoff
 
 SHARE = 0.9  # share of the spare bandwidth that fills use; the rest is for traffic that begins now
 BESIDE_GUESTS = 0.1  # share of that rate while guests boot or wait for chunks of a near source
+BESIDE_BOOTS = 1 / 3
+"""Share of a processor for this process while guests boot from a far source, beside the fill:
+100 Mbit/s of compressed images need it."""
 LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
 UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
 AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate
@@ -19,6 +22,7 @@ SPEED_OVER_S = 10.0  # time constant of the average speed
 SPEED_EVERY_S = 0.5  # least time that a speed is measured over
 RECENT_DECAY = 0.8  # of the recent speed with each measurement
 SPEED_PAUSE_S = 60.0  # a longer time between two measurements is a pause of the fill
+PROCESSOR_OVER_S = 1.0  # time that a share of a processor is kept over
 RESERVE_SHARE = 0.1  # share of the time to the deadline that is kept in reserve
 RESERVE_S = 60.0  # upper bound of this reserve
 
@@ -77,6 +81,28 @@ class Pacer:
         if begin_s > now_s:
             return begin_s - now_s
         self._last_s, self._last_bytes = begin_s, count
+        return 0.0
+
+
+class ProcessorShare:
+    """Keeps a process at a share of one processor, by waits.
+
+    >>> processor = ProcessorShare(0.5)
+    >>> [processor.wait_s(used_s, now_s) for used_s, now_s in ((3, 10.0), (4, 10.5), (4, 12.0))]
+    [0.0, 1.5, 0.0]
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._began_s, self._began_used_s = -math.inf, 0.0
+
+    def wait_s(self, used_s: float, now_s: float) -> float:
+        """Return the wait until the processor time ``used_s`` so far is within the share."""
+        until_s = self._began_s + (used_s - self._began_used_s) / self._share
+        if until_s > now_s:
+            return until_s - now_s
+        if now_s >= self._began_s + PROCESSOR_OVER_S:
+            self._began_s, self._began_used_s = now_s, used_s
         return 0.0
 
 

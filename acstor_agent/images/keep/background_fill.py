@@ -2,14 +2,15 @@
 """Fetches missing chunks of pinned images at the lowest priority.
 
 A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: the link is
-free in the guest's round trip. All fills share a rate (``core/images/fill_rate.py``); each follows
-the guests of its image (``core/images/fill_order.py``).
+free in the guest's round trip. Then this process leaves processors to boots. All fills share a rate
+(``core/images/fill_rate.py``); each follows its image's guests (``core/images/fill_order.py``).
 """
 
 import array
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Collection
 from collections.abc import Iterable
 
@@ -137,6 +138,7 @@ class BackgroundFill:
         self._traffic, self._first_chunk = traffic, first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
         self._link_share = fill_rate.LinkShare()
+        self._processor = fill_rate.ProcessorShare(fill_rate.BESIDE_BOOTS)
         self._must_hurry = False  # a deadline needs more than the measured rate
 
     def progress_of(self, image_id: ids.ImageId) -> FillProgress:
@@ -272,6 +274,10 @@ class BackgroundFill:
         room, batch = limit - len(ahead), max(1, limit // FAR_BATCHES) if is_far else 1
         if room < batch:
             return self.limits.calm_s / 10
+        if is_far and not (is_urgent or self._must_hurry) and self.boots.is_any_booting():
+            wait_s = self._processor.wait_s(time.process_time(), trio.current_time())
+            if wait_s:
+                return min(wait_s, self.limits.measure_interval_s)
         most, bytes_s = batch if is_far else room, math.inf if is_urgent else self._pacer.bytes_s
         numbers = self._next_of(filling, most, bytes_s)
         if not is_urgent:

@@ -207,6 +207,21 @@ async def test_fill_from_a_far_source_runs_while_guests_wait(keeper):
     await keeper.wait("fully_cached")
 
 
+async def test_fill_from_a_far_source_leaves_processors_to_a_boot(keeper, monkeypatch):
+    keeper.rtt_s = boot_deferral.FAR_S
+    image = await keeper.use()
+    image.boots.state = boot_session.State.LOADING
+    await keeper.wait("booting")
+    chunks = lambda: image.count_cached().cached_bytes // CHUNK  # noqa: E731
+    monkeypatch.setattr(background_fill.time, "process_time", lambda: 0.02 * chunks())
+    image.boots.state = boot_session.State.READY
+    await until(chunks)
+    await trio.sleep(0.3)
+    assert keeper.filler.boots.is_booting(IMAGE)
+    assert chunks() * 0.02 <= 2 * 0.3 * fill_rate.BESIDE_BOOTS
+    await keeper.wait("fully_cached")
+
+
 async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
     image, filler, few = await keeper.use(), keeper.filler, fill_window.FEW
     progress = background_fill.FillProgress(filler.make_backoff())
