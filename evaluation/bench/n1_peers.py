@@ -6,7 +6,7 @@ The ways (:mod:`peer_ways`), in turns, each on fresh hosts:
 
 * ``raw file``: the disk in this machine's page cache, the floor;
 * ``download``: as in Nova, download the file and convert it to raw;
-* ``Dragonfly``: the same, but the hosts exchange the file (:mod:`dragonfly`);
+* ``Dragonfly``: the same, but the hosts exchange the file (:mod:`dragonfly`), if it is built;
 * ``nbdkit``: ``nbdkit curl`` with its filter ``cache``, read by QEMU;
 * ``QEMU``: QEMU reads the URL itself;
 * ``acstor``: an agent with its defaults and the image's boot image.
