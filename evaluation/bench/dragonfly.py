@@ -21,11 +21,6 @@ SCHEDULER_PORT = 8002
 START_S = 60.0
 
 
-def is_built() -> bool:
-    """Return whether its programs are here."""
-    return all((PROGRAMS / name).exists() for name in ("scheduler", "dfdaemon", "dfget"))
-
-
 class Daemon:
     """A host's running dfdaemon."""
 
@@ -43,7 +38,12 @@ class Daemon:
 
 @contextlib.contextmanager
 def running(host: network.Host, first: network.Host) -> Iterator[Daemon]:
-    """Run a daemon on a host, and the scheduler too if it is the first host."""
+    """Run a daemon on a host, and the scheduler too if it is the first host.
+
+    :raises harness.CannotRun: Dragonfly is not built
+    """
+    if not (PROGRAMS / "scheduler").exists():
+        raise harness.CannotRun("Dragonfly is not built; run tools/dragonfly.sh")
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(  # socket paths must be short
             stack.enter_context(tempfile.TemporaryDirectory(prefix="acstor-df-"))

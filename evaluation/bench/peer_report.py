@@ -166,8 +166,6 @@ def not_measured(found: Found) -> Iterator[str]:
             yield f"not measured: {cell}: {', '.join(absent)}"
     if empty:
         yield f"not measured in any way: {'; '.join(empty)}"
-    for way, why in peer_ways.NOT_MEASURED.items():
-        yield f"not measured: {way}: {why}"
     yield from (f"failed: {line}" for line in found.failed)
 
 

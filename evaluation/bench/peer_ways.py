@@ -166,11 +166,10 @@ RAW, ACSTOR = "raw file", "acstor"
 WAYS: dict[str, Way] = {
     RAW: raw_file,
     "download": download,
-    **({"Dragonfly": by_dragonfly} if dragonfly.is_built() else {}),
+    "Dragonfly": by_dragonfly,
     "nbdkit": nbdkit,
     "QEMU": qemu,
     ACSTOR: acstor,
 }
 DIRECT = ("nbdkit", "QEMU")
 """They read the source on demand and exchange nothing."""
-NOT_MEASURED = {} if dragonfly.is_built() else {"Dragonfly": "tools/dragonfly.sh builds it"}
