@@ -35,4 +35,5 @@ rm -rf "$TO/source"
 logged $LOG "Does DRAGONFLY_REPOSITORY have $SCHEDULER?" \
     git clone --quiet --depth 1 --branch $SCHEDULER "$REPOSITORY" "$TO/source"
 logged $LOG "Run tools/dragonfly.sh again." go build -C "$TO/source" -o "$TO/bin/scheduler" ./cmd/scheduler
+rm -rf "$TO/target" "$TO/source"
 say "built; tools/bench.sh PEERS measures it from now on"
