@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import traffic_control
+from acstor_agent.runtime import low_water
 from acstor_agent.runtime import tcp_info
 from acstor_common.identity import certificates
 from acstor_common.model import geometry
@@ -88,7 +89,7 @@ class PeerLink:
             traffic_control.TrafficLimiter(),
         )
         self._sock = sock
-        self._low_water_bytes = 1
+        self._low_water = low_water.LowWaterMark(sock)
         self._is_empty = False  # the last call received everything
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
@@ -153,10 +154,7 @@ class PeerLink:
 
     def _set_low_water(self, expected_bytes: int) -> None:
         is_short = expected_bytes <= SHORT_BYTES  # not worth a system call
-        low_water_bytes = 1 if is_short else min(expected_bytes, MAX_LOW_WATER_BYTES)
-        if low_water_bytes != self._low_water_bytes:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
-            self._low_water_bytes = low_water_bytes
+        self._low_water.set_bytes(1 if is_short else min(expected_bytes, MAX_LOW_WATER_BYTES))
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
         """Send what the socket takes; return the number of bytes. The rest must be next."""

@@ -20,7 +20,7 @@ from acstor_common import errors
 
 BUFFERS_PER_CALL = 64  # buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks
 BATCH_S = 0.1
-"""Pieces of a background fill are reported that often: each report costs turns and a thread."""
+"""Time between reports of a background fill's pieces: each report costs turns and a thread."""
 RUNS_AT_A_TIME = 4  # concurrent runs of one call, as for a fragmented qcow2 file
 
 

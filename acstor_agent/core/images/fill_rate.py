@@ -11,8 +11,8 @@ from acstor_common.util import backoff
 SHARE = 0.9  # share of the spare bandwidth that fills use; the rest is for traffic that begins now
 BESIDE_GUESTS = 0.1  # share of that rate while guests boot or wait for chunks of a near source
 BESIDE_BOOTS = 1 / 3
-"""Share of a processor for this process while guests boot from a far source, beside the fill:
-100 Mbit/s of compressed images need it."""
+"""The share of a processor above which a fill from a far source waits while guests boot: 100 Mbit/s
+of compressed images need about as much."""
 LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
 UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
 AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate

@@ -2,8 +2,9 @@
 """Fetches missing chunks of pinned images at the lowest priority.
 
 A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: the link is
-free in the guest's round trip. Then this process leaves processors to boots. All fills share a rate
-(``core/images/fill_rate.py``); each follows its image's guests (``core/images/fill_order.py``).
+free in the guest's round trip. It then waits while guests boot and this process uses more than a
+share of a processor. All fills share a rate (``core/images/fill_rate.py``); each follows the guests
+of its image (``core/images/fill_order.py``).
 """
 
 import array

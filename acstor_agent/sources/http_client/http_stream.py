@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.runtime import low_water
 from acstor_agent.runtime import tcp_info
 from acstor_agent.runtime import tls_session
 from acstor_agent.sources.http_client import http_connector
@@ -31,7 +32,7 @@ class Stream:
     def __init__(self, sock: socket.socket, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
         self._calls = 0
-        self._low_water_bytes = 1
+        self._low_water = low_water.LowWaterMark(sock)
 
     @property
     def peer(self) -> str:
@@ -93,21 +94,20 @@ class Stream:
         return useful_bytes
 
     async def _wait_for_bytes(self, count_bytes: int) -> None:
+        waited_s = 0.0
         if count_bytes > 1:
-            self._set_low_water(min(count_bytes, MAX_LOW_WATER_BYTES))
-            with trio.move_on_after(LOW_WATER_S):
+            self._low_water.set_bytes(min(count_bytes, MAX_LOW_WATER_BYTES))
+            waited_s = min(LOW_WATER_S, self._silence_s / 2)
+            with trio.move_on_after(waited_s):
                 await trio.lowlevel.wait_readable(self._sock)
                 return
-        self._set_low_water(1)
-        await self._wait(trio.lowlevel.wait_readable)
+        self._low_water.set_bytes(1)  # readable at once if anything was received
+        await self._wait(trio.lowlevel.wait_readable, waited_s)
 
-    def _set_low_water(self, low_water_bytes: int) -> None:
-        if low_water_bytes != self._low_water_bytes:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
-            self._low_water_bytes = low_water_bytes
-
-    async def _wait(self, until: Callable[[socket.socket], Awaitable[None]]) -> None:
-        with trio.move_on_after(self._silence_s):
+    async def _wait(
+        self, until: Callable[[socket.socket], Awaitable[None]], waited_s: float = 0.0
+    ) -> None:
+        with trio.move_on_after(self._silence_s - waited_s):
             await until(self._sock)
             return
         raise TimeoutError(f"the server did not respond for {self._silence_s:g} s")
