@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which a background fill fetches the missing chunks of an image.
 
-File systems store what belongs together side by side, and programs read it in pieces. So the chunks
-after those that guests waited for come first, and save the guests round trips.
+File systems store what belongs together side by side, and programs read it in pieces, forwards and
+backwards. So the chunks near those that guests waited for come first, and save the guests round
+trips.
 """
 
 import array
@@ -10,8 +11,9 @@ import collections
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-FOLLOWING = 64  # chunks; with more than 4 MiB, a guest that compiles waits no less
+NEAR = 64  # chunks on each side; with more than 4 MiB, a guest that compiles waits no less
 WAITS = 4  # of an image that count: more save nothing
+_NEAREST_FIRST = [sign * distance for distance in range(1, NEAR + 1) for sign in (1, -1)]
 _BLOCK = 64  # chunks whose states are in one number
 
 
@@ -60,24 +62,35 @@ class MissingChunks:
         """Add a chunk whose fetch failed: after all others, also after a guest's wait."""
         self._failed[number] = None
 
+    def has_near(self, waited_for: Sequence[int]) -> bool:
+        """Return whether a chunk is near one of those that guests waited for."""
+        return next(self._near(waited_for), None) is not None
+
     def in_order(self, waited_for: Sequence[int]) -> Iterator[int]:
-        """Yield all chunks: those after the latest waits first, then the rest.
+        """Yield all chunks: those near the latest waits, then the rest, at last those that failed.
 
         :param waited_for: numbers that guests waited for, oldest first
         """
-        taken: set[int] = set()
-        for number in reversed(waited_for):
-            for following in range(number + 1, number + 1 + FOLLOWING):
-                if following not in taken and self._is_left(following):
-                    taken.add(following)
-                    yield following
+        near = set()
+        for number in self._near(waited_for):
+            near.add(number)
+            yield number
         place = self._start = self._next_left(self._start)
         while place < len(self._order):
             number = self._order[place]
-            if number not in taken:
+            if number not in near:
                 yield number
             place = self._next_left(place + 1)
         yield from self._failed
+
+    def _near(self, waited_for: Sequence[int]) -> Iterator[int]:
+        """Yield the chunks near the latest waits, the nearest of each first."""
+        found = set()
+        for number in reversed(waited_for):
+            for near in (number + distance for distance in _NEAREST_FIRST):
+                if near not in found and self._is_left(near):
+                    found.add(near)
+                    yield near
 
     def _next_left(self, place: int) -> int:
         """Return the next place in the order whose chunk is left."""

@@ -3,8 +3,9 @@
 
 A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: the link is
 free in the guest's round trip. It then waits while guests boot and this process uses more than a
-share of a processor. All fills share a rate (``core/images/fill_rate.py``); each follows the guests
-of its image (``core/images/fill_order.py``).
+share of a processor, but for chunks near those that guests waited for. All fills share a rate
+(``core/images/fill_rate.py``); each follows the guests of its image
+(``core/images/fill_order.py``).
 """
 
 import array
@@ -14,6 +15,7 @@ import math
 import time
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 import trio
 
@@ -275,12 +277,13 @@ class BackgroundFill:
         room, batch = limit - len(ahead), max(1, limit // FAR_BATCHES) if is_far else 1
         if room < batch:
             return self.limits.calm_s / 10
-        if is_far and not (is_urgent or self._must_hurry) and self.boots.is_any_booting():
-            wait_s = self._processor.wait_s(time.process_time(), trio.current_time())
+        waited_for = self._waited_for(filling)
+        if is_far and not (is_urgent or self._must_hurry or progress.missing.has_near(waited_for)):
+            wait_s = self._wait_for_processor_s()
             if wait_s:
-                return min(wait_s, self.limits.measure_interval_s)
+                return min(wait_s, FAR_TOGETHER * self.boots.rtt_s)  # a guest may wait by then
         most, bytes_s = batch if is_far else room, math.inf if is_urgent else self._pacer.bytes_s
-        numbers = self._next_of(filling, most, bytes_s)
+        numbers = self._next_of(filling, waited_for, most, bytes_s)
         if not is_urgent:
             link_bytes = self._link_share.share * sum(map(filling.chunk_length, numbers))
             wait_s = self._pacer.wait_s(link_bytes, trio.current_time())
@@ -305,12 +308,22 @@ class BackgroundFill:
         )
         return max(1, int(limit_bytes / chunk_bytes))
 
-    def _next_of(self, filling: _FillSlice, room: int, bytes_s: float) -> list[int]:
+    def _wait_for_processor_s(self) -> float:
+        if not self.boots.is_any_booting():
+            return 0.0
+        return self._processor.wait_s(time.process_time(), trio.current_time())
+
+    def _waited_for(self, filling: _FillSlice) -> Sequence[int]:
+        image = self._images.get_nowait(filling.map.image_id)
+        return () if image is None else tuple(image.waited_for)
+
+    def _next_of(
+        self, filling: _FillSlice, waited_for: Sequence[int], room: int, bytes_s: float
+    ) -> list[int]:
         """Return the chunks to request together, at least one."""
         numbers: list[int] = []
         left_bytes = max(TOGETHER_S, FAR_TOGETHER * self.boots.rtt_s) * bytes_s
-        image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
-        waited_for = () if image is None else tuple(image.waited_for)
+        missing = filling.progress.missing
         for number in itertools.islice(missing.in_order(waited_for), room):
             left_bytes -= self._link_share.share * filling.chunk_length(number)
             if numbers and left_bytes < 0:

@@ -222,6 +222,21 @@ async def test_fill_from_a_far_source_leaves_processors_to_a_boot(keeper, monkey
     await keeper.wait("fully_cached")
 
 
+async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, monkeypatch):
+    keeper.rtt_s = boot_deferral.FAR_S
+    image = await keeper.use()
+    image.boots.state = boot_session.State.LOADING
+    await keeper.wait("booting")
+    monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    image.boots.state = boot_session.State.READY
+    await until(lambda: batches)
+    await trio.sleep(0.3)
+    assert len(batches) == 1, "it waits for the processor"
+    image.waited_for.append(20)
+    await until(lambda: len(batches) > 1)
+    assert batches[1].chunk_nos[:2] == [21, 19]
+
+
 async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
     image, filler, few = await keeper.use(), keeper.filler, fill_window.FEW
     progress = background_fill.FillProgress(filler.make_backoff())
@@ -375,7 +390,7 @@ async def test_background_fill_limits_requests_in_flight_while_guests_wait(keepe
     assert [(len(batch.chunk_nos), batch.in_flight) for batch in batches] == 41 * [(1, 1)]
 
 
-async def test_fill_goes_on_where_a_guest_waited(keeper, batches):
+async def test_fill_goes_on_near_where_a_guest_waited(keeper, batches):
     image = await keeper.use()
     keeper.set_limits(bytes_s=20.0 * CHUNK)
     await until(lambda: len(chunk_nos(batches)) >= 2)
@@ -384,7 +399,7 @@ async def test_fill_goes_on_where_a_guest_waited(keeper, batches):
     await until(lambda: len(chunk_nos(batches)) >= before + 5)
     found = chunk_nos(batches)
     assert found[:before] == list(range(before))
-    assert found[before : before + 5] in ([31, 32, 33, 34, 35], [before, 31, 32, 33, 34])
+    assert found[before : before + 5] in ([31, 29, 32, 28, 33], [before, 31, 29, 32, 28])
 
 
 async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.images import fill_order
 
-NUMBERS = st.integers(0, 3 * fill_order.FOLLOWING)
+NEAR = fill_order.NEAR
+NUMBERS = st.integers(0, 3 * NEAR)
 
 
 def missing_chunks(numbers):
@@ -28,23 +29,31 @@ def test_without_waits_the_given_order_stays():
     assert ordered([5, 3, 9]) == [5, 3, 9]
 
 
-def test_chunks_after_the_latest_wait_come_first():
-    assert ordered(range(100, 110), 104, 107) == [108, 109, 105, 106, 107, 100, 101, 102, 103, 104]
+def test_chunks_near_the_latest_wait_come_first():
+    assert ordered([1, 499, 500, 501, 502, 900, 901], 500, 900) == [901, 501, 499, 502, 1, 500, 900]
 
 
 def test_a_wait_brings_forward_a_bounded_number_of_chunks():
-    missing = range(10 * fill_order.FOLLOWING)
-    first = ordered(missing, 99)[: fill_order.FOLLOWING + 1]
-    assert first == [*range(100, 100 + fill_order.FOLLOWING), 0]
+    wait = 5 * NEAR
+    first = ordered(range(10 * NEAR), wait)[: 2 * NEAR + 1]
+    assert sorted(first[:-1]) == [*range(wait - NEAR, wait), *range(wait + 1, wait + NEAR + 1)]
+    assert first[-1] == 0
+
+
+def test_only_missing_chunks_are_near():
+    missing = missing_chunks([NEAR, 9 * NEAR])
+    assert missing.has_near([0])
+    missing.remove(NEAR)
+    assert not missing.has_near([0, 9 * NEAR])
 
 
 def test_a_chunk_whose_fetch_failed_is_not_brought_forward():
     missing = missing_chunks([1, 8, 9])
     missing.remove(8)
     missing.put_back(8)
-    assert list(missing.in_order([7])) == [9, 1, 8]
+    assert list(missing.in_order([10])) == [9, 1, 8]
     missing.remove(8)
-    assert (list(missing.in_order([7])), len(missing)) == ([9, 1], 2)
+    assert (list(missing.in_order([10])), len(missing)) == ([9, 1], 2)
 
 
 @given(
@@ -63,7 +72,7 @@ def test_each_missing_chunk_comes_once(numbers, removed, waited_for):
 def test_next_chunks_cost_no_more_after_many_were_removed(first_removed):
     count = 1 << 18
     missing = missing_chunks(range(count))
-    for number in range(first_removed, count - fill_order.FOLLOWING):
+    for number in range(first_removed, count - NEAR):
         missing.remove(number)
 
     def seconds_of(chunks):
@@ -73,6 +82,6 @@ def test_next_chunks_cost_no_more_after_many_were_removed(first_removed):
         return time.process_time() - began_s
 
     seconds_of(missing)  # passes over them once
-    few = missing_chunks(range(fill_order.FOLLOWING))
+    few = missing_chunks(range(NEAR))
     assert seconds_of(missing) < 50 * seconds_of(few)
-    assert len(list(missing.in_order(()))) == first_removed + fill_order.FOLLOWING
+    assert len(list(missing.in_order(()))) == first_removed + NEAR
