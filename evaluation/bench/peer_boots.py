@@ -24,7 +24,7 @@ STAGE_S = 1200.0
 SERVICE = "ACSTOR-LAB-SERVICE"
 PROGRAM = (
     "cd /tmp && printf '#include <iostream>\\nint main(){std::cout<<6*7;}' > a.cc "
-    "&& g++ a.cc -o a && ./a"
+    "&& g++ a.cc -o a && test $(./a) = 42"
 )
 DROP_CACHES = "sync; echo 3 > /proc/sys/vm/drop_caches"
 
@@ -199,8 +199,7 @@ def wait_service(booted: guest.Guest) -> None:
 def run_program(booted: guest.Guest) -> float:
     """Compile, link and run a program in the guest; return the seconds."""
     began_s = time.monotonic()
-    if booted.shell(PROGRAM, STAGE_S).strip() != "42":
-        raise harness.CannotRun("the program does not run")
+    booted.shell(PROGRAM, STAGE_S)
     return time.monotonic() - began_s
 
 
