@@ -244,4 +244,6 @@ def draw(picture: figure.Figure, found: Found) -> None:
             }
             axes.plot(list(medians), list(medians.values()), "o-", label=way)
         axes.set(title=name, xlabel="round trip, ms", ylabel="s", ylim=(0, None))
-    axes.legend()
+    picture.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(peer_ways.WAYS)
+    )
