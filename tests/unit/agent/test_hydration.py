@@ -223,6 +223,7 @@ async def test_fill_from_a_far_source_leaves_processors_to_a_boot(keeper, monkey
 
 
 async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, monkeypatch):
+    keeper.set_limits(slice_s=60.0)
     keeper.rtt_s = boot_deferral.FAR_S
     image = await keeper.use()
     image.boots.state = boot_session.State.LOADING
@@ -233,7 +234,8 @@ async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, m
     await trio.sleep(0.3)
     assert len(batches) == 1, "it waits for the processor"
     image.waited_for.append(20)
-    await until(lambda: len(batches) > 1)
+    with trio.fail_after(0.5):
+        await until(lambda: len(batches) > 1)
     assert batches[1].chunk_nos[:2] == [21, 19]
 
 
