@@ -17,7 +17,7 @@ reported as not measured; ``--quick`` takes a few cells, and 20 minutes.  ``--re
 former runs with the same ``--results`` lack.
 
 One host boots a guest: login prompt; PostgreSQL accepts connections and nginx answers; a program
-is compiled, linked and run; in one cell the same once more ten minutes later (``--quick``: three)
+is compiled, linked and run; in one cell the same once more ten minutes later (not with ``--quick``)
 without the guest's page cache.  Eight hosts replay a boot's reads (:mod:`peer_replay`).
 
 PEERS is the largest ratio, over all cells, of acstor's median to that of the fastest other way,
@@ -124,7 +124,6 @@ class Session:
         self._kept: list[tuple[peer_plan.Job, peer_boots.Booted]] = []
         self.done: set[peer_plan.Job] = set()
         self.found = peer_report.Found()
-        self.later_s = peer_plan.QUICK_LATER_S if IS_QUICK else peer_plan.LATER_S
 
     @functools.cached_property
     def _reads(self) -> list[peer_replay.Read]:
@@ -187,7 +186,7 @@ class Session:
             for _, booted in waiting:
                 booted.note_cached()
             job, booted = waiting[0]
-            if booted.is_due(self.later_s):
+            if booted.is_due(peer_plan.LATER_S):
                 waiting.pop(0)
                 booted.run_again()
                 self._say(f"later: {self._keep_result(job, booted.boot)}")
@@ -210,7 +209,7 @@ def run(say: harness.Say) -> harness.Result:
         session.resume()
         session.work(limit)
     found = session.found
-    tell(found, session.later_s, say)
+    tell(found, say)
     ratios = peer_report.direct_ratios(found)
     return harness.Result(
         {
@@ -231,11 +230,12 @@ def open_journal() -> peer_journal.Journal:
     return journal
 
 
-def tell(found: peer_report.Found, later_s: float, say: harness.Say) -> None:
+def tell(found: peer_report.Found, say: harness.Say) -> None:
     """Print the tables, what was not measured, and the goal."""
     say("One host; p50 / p90 / p99 of several runs:")
     say(peer_report.boot_table(found.boots))
-    say(peer_report.later_table(found.boots, later_s))
+    if not IS_QUICK:
+        say(peer_report.later_table(found.boots))
     say("Eight hosts replay the reads of a guest; p50 / p90 / p99 of hosts and runs:")
     say(peer_report.replay_table(found.replays))
     for line in peer_report.not_measured(found):

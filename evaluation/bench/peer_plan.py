@@ -19,7 +19,7 @@ LINKS_MBIT = (100, 1000, None)
 ROUND_TRIPS_MS = (0, 5, 20, 100, 200)
 HOSTS = (1, 8)
 WHOLE_S, QUICK_S = 3 * 3600.0, 20 * 60.0
-LATER_S, QUICK_LATER_S = 600.0, 180.0
+LATER_S = 600.0
 FIRST_GUESS_S = 150.0
 
 
@@ -46,7 +46,6 @@ NEXT = (Cell(1000, 5), Cell(None, 0), Cell(1000, 20), Cell(100, 200))
 LAST = tuple(cell for cell in GRID if cell.hosts == 1 and cell not in (*CORE, *NEXT))
 CROWDS = (Cell(1000, 20, 8), Cell(100, 0, 8), Cell(100, 100, 8))
 KEPT = Cell(100, 100)
-QUICK_WAYS = (peer_ways.RAW, "download", "nbdkit", peer_ways.ACSTOR)
 
 
 class Kind(enum.Enum):
@@ -73,10 +72,11 @@ class Job:
 def plan(turns: int, *, is_quick: bool) -> list[Job]:
     """Return all jobs in order; ways change their order from turn to turn."""
     if is_quick:
+        near, far = CORE
         return [
-            *_jobs(Kind.BOOT, CORE[:1], QUICK_WAYS),
-            *_jobs(Kind.KEEP, [KEPT], QUICK_WAYS),
-            *_jobs(Kind.REPLAY, CROWDS[:1], QUICK_WAYS),
+            *_jobs(Kind.BOOT, [near], (peer_ways.RAW, "nbdkit", peer_ways.ACSTOR)),
+            *_jobs(Kind.REPLAY, CROWDS[:1], ("nbdkit", peer_ways.ACSTOR)),
+            *_jobs(Kind.BOOT, [far], (peer_ways.ACSTOR, "download", "nbdkit")),
         ]
     ways = tuple(peer_ways.WAYS)
     first = [

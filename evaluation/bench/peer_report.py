@@ -109,16 +109,17 @@ def boot_table(boots: Boots) -> str:
     return _table(boots, columns)
 
 
-def later_table(boots: Boots, later_s: float) -> str:
+def later_table(boots: Boots) -> str:
     """Return the table of the guests that kept running."""
     kept = {
         key: of_later
         for key, these in boots.items()
         if (of_later := [boot for boot in these if boot.later_s is not None])
     }
+    later = f"{peer_plan.LATER_S / 60:g} min later"
     columns: dict[str, Callable[[list[peer_boots.Boot]], object]] = {
         "program, s": lambda these: _spread(boot.program_s for boot in these),
-        f"{later_s / 60:g} min later": lambda these: _spread(boot.later_s for boot in these),
+        later: lambda these: _spread(boot.later_s for boot in these),
         "link MB then": lambda these: _median_mb(boot.later_bytes for boot in these),
         "fully cached, s": lambda these: _spread((boot.cached_s for boot in these), ".0f"),
         "link MB": lambda these: _median_mb(boot.cached_bytes for boot in these),
