@@ -20,10 +20,10 @@ One host boots a guest: login prompt; PostgreSQL accepts connections and nginx a
 is compiled, linked and run; in one cell the same once more ten minutes later (not with ``--quick``)
 without the guest's page cache.  Eight hosts replay a boot's reads (:mod:`peer_replay`).
 
-PEERS is the largest ratio, over all cells, of acstor's median to that of the fastest other way,
-except ``raw file``: login, service, program.  PEERSb is the largest ratio to the faster of nbdkit
-and QEMU, which read the source directly, at any point: login, service, end of the program, and
-the slowest of eight hosts.
+PEERS is the largest ratio of acstor's time to that of another way but ``raw file``, over all cells
+of one host: login, service, program.  PEERSb is the largest ratio to nbdkit or QEMU, which read
+the source directly, at any point: login, service, end of the program, and the slowest of eight
+hosts.  Ratios are medians over turns.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ import os
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
@@ -127,13 +128,15 @@ class Session:
 
     @functools.cached_property
     def _reads(self) -> list[peer_replay.Read]:
-        return peer_replay.record(self._made.raw)
+        return peer_replay.recorded(self._made, self._journal.reads_path)
 
-    def resume(self) -> None:
-        """Take over what former runs measured."""
+    def resume(self, limit: peer_plan.TimeLimit) -> None:
+        """Take over what former runs measured, and how long it took."""
         for job, measured, commit in self._journal.load():
             self.done.add(job)
             self.found.add(job, measured)
+            self.found.commits.add(commit)
+            limit.note(job, measured.done_s)
             self._say(f"from a former run, of commit {commit[:8]}: {job}")
 
     def work(self, limit: peer_plan.TimeLimit) -> None:
@@ -147,13 +150,15 @@ class Session:
                     stack.close()
                 if limit.has_time(job):
                     began_s = time.monotonic()
-                    self._try(job, stack)
+                    with self._noting_failure(job):
+                        self._say(f"{job}: {self._measure(job, stack)}")
                     limit.note(job, time.monotonic() - began_s)
             self._wait_later()
 
-    def _try(self, job: peer_plan.Job, stack: contextlib.ExitStack) -> None:
+    @contextlib.contextmanager
+    def _noting_failure(self, job: peer_plan.Job) -> Iterator[None]:
         try:
-            self._say(f"{job}: {self._measure(job, stack)}")
+            yield
         except (errors.AcstorError, harness.CannotRun) as failure:
             self.found.failed.append(f"{job}: {str(failure).splitlines()[0]}")
             self._say(f"{job}: {failure}")
@@ -176,6 +181,7 @@ class Session:
         self, job: peer_plan.Job, measured: peer_journal.Measured
     ) -> peer_journal.Measured:
         self.found.add(job, measured)
+        self.found.commits.add(self._journal.commit)
         self._journal.add(job, measured)
         return measured
 
@@ -188,8 +194,9 @@ class Session:
             job, booted = waiting[0]
             if booted.is_due(peer_plan.LATER_S):
                 waiting.pop(0)
-                booted.run_again()
-                self._say(f"later: {self._keep_result(job, booted.boot)}")
+                with self._noting_failure(job):
+                    booted.run_again()
+                    self._say(f"later: {self._keep_result(job, booted.boot)}")
             else:
                 time.sleep(1.0)
 
@@ -206,7 +213,7 @@ def run(say: harness.Say) -> harness.Result:
         stored_bytes = (made.folder / made.file_name).stat().st_size
         say(f"the image: {stored_bytes / 1e6:.0f} MB compressed")
         session = Session(made, open_journal(), say)
-        session.resume()
+        session.resume(limit)
         session.work(limit)
     found = session.found
     tell(found, say)

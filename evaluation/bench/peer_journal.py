@@ -21,17 +21,20 @@ class Journal:
     """
 
     def __init__(self, path: pathlib.Path, commit: str) -> None:
-        self.path, self._commit = path, commit
+        self.path, self.commit = path, commit
+        self.reads_path = path.with_suffix(".reads.json")
+        """The guest's reads, which all hosts and runs repeat."""
 
     def clear(self) -> None:
-        """Forget all jobs; the former file stays beside the new one."""
+        """Forget all jobs and reads; the former jobs stay beside the new ones."""
+        self.reads_path.unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self.path.rename(self.path.with_suffix(".old"))
 
     def add(self, job: peer_plan.Job, measured: Measured) -> None:
         """Append a finished job."""
         of_job = {**dataclasses.asdict(job), "kind": job.kind.value}
-        line = {"commit": self._commit, "job": of_job, "measured": dataclasses.asdict(measured)}
+        line = {"commit": self.commit, "job": of_job, "measured": dataclasses.asdict(measured)}
         with self.path.open("a") as file:
             file.write(f"\n{json.dumps(line)}\n")  # the former line may be cut off
 

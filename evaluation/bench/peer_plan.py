@@ -107,14 +107,18 @@ class TimeLimit:
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._end_s = clock, clock() + limit_s
-        self._longest_s: dict[tuple[Kind, str], float] = {}
+        self._longest_s: dict[tuple[Kind, int, str], float] = {}
 
     def has_time(self, job: Job) -> bool:
         """Return whether a job fits into the rest of the time."""
-        guess_s = self._longest_s.get((job.kind, job.way), FIRST_GUESS_S)
+        guess_s = self._longest_s.get(self._like(job), FIRST_GUESS_S)
         return self._clock() + guess_s <= self._end_s
 
     def note(self, job: Job, took_s: float) -> None:
         """Note how long a job took."""
-        key = (job.kind, job.way)
-        self._longest_s[key] = max(took_s, self._longest_s.get(key, 0.0))
+        like = self._like(job)
+        self._longest_s[like] = max(took_s, self._longest_s.get(like, 0.0))
+
+    @staticmethod
+    def _like(job: Job) -> tuple[Kind, int, str]:
+        return job.kind, job.cell.rtt_ms, job.way

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of PEERS, and its goals."""
+"""The tables of PEERS, and its goals.
+
+The machine is faster at some times than at others, so a ratio is the median over turns: each
+compares acstor with another way in one turn.
+"""
 
 import dataclasses
 import math
@@ -33,37 +37,40 @@ STEPS: Points = {
 POINTS: Points = {**STEPS, "program": lambda boot: boot.done_s}
 """Seconds from the request for the image."""
 
-Boots = dict[tuple[peer_plan.Cell, str], list[peer_boots.Boot]]
-Replays = dict[tuple[peer_plan.Cell, str], list[peer_replay.Replay]]
+Turns = dict[int, Measured]
+Boots = dict[tuple[peer_plan.Cell, str], Turns[peer_boots.Boot]]
+Replays = dict[tuple[peer_plan.Cell, str], Turns[peer_replay.Replay]]
 
 
 @dataclasses.dataclass
 class Found:
-    """All measurements, and the jobs that failed, with their reasons."""
+    """All measurements, their commits, and the jobs that failed, with their reasons."""
 
     boots: Boots = dataclasses.field(default_factory=dict)
     replays: Replays = dataclasses.field(default_factory=dict)
     failed: list[str] = dataclasses.field(default_factory=list)
+    commits: set[str] = dataclasses.field(default_factory=set)
 
     def add(self, job: peer_plan.Job, measured: peer_boots.Boot | peer_replay.Replay) -> None:
         """Add the measurement of a job."""
         if isinstance(measured, peer_replay.Replay):
-            self.replays.setdefault((job.cell, job.way), []).append(measured)
+            self.replays.setdefault((job.cell, job.way), {})[job.turn] = measured
         else:
-            self.boots.setdefault((job.cell, job.way), []).append(measured)
+            self.boots.setdefault((job.cell, job.way), {})[job.turn] = measured
 
     def as_details(self) -> dict[str, Any]:
         """Return all for JSON."""
         return {
+            "commits": sorted(self.commits),
             "failed": self.failed,
             "boots": _as_rows(self.boots),
             "replays": _as_rows(self.replays),
         }
 
 
-def _as_rows(measured: Mapping[tuple[peer_plan.Cell, str], Sequence[Any]]) -> dict[str, Any]:
+def _as_rows(measured: Mapping[tuple[peer_plan.Cell, str], Turns[Any]]) -> dict[str, Any]:
     return {
-        f"{cell}, {way}": [dataclasses.asdict(one) for one in these]
+        f"{cell}, {way}": [{"turn": turn, **dataclasses.asdict(one)} for turn, one in these.items()]
         for (cell, way), these in measured.items()
     }
 
@@ -114,7 +121,7 @@ def later_table(boots: Boots) -> str:
     kept = {
         key: of_later
         for key, these in boots.items()
-        if (of_later := [boot for boot in these if boot.later_s is not None])
+        if (of_later := {turn: boot for turn, boot in these.items() if boot.later_s is not None})
     }
     later = f"{peer_plan.LATER_S / 60:g} min later"
     columns: dict[str, Callable[[list[peer_boots.Boot]], object]] = {
@@ -141,12 +148,13 @@ def replay_table(replays: Replays) -> str:
 
 
 def _table(
-    measured: Mapping[tuple[peer_plan.Cell, str], list[Measured]],
+    measured: Mapping[tuple[peer_plan.Cell, str], Turns[Measured]],
     columns: Mapping[str, Callable[[list[Measured]], object]],
 ) -> str:
     table = prettytable.PrettyTable(["cell", "way", *columns], align="l")
     for (cell, way), these in sorted(measured.items(), key=_order):
-        table.add_row([cell, way, *(of_these(these) for of_these in columns.values())])
+        every = list(these.values())
+        table.add_row([cell, way, *(of_every(every) for of_every in columns.values())])
     return table.get_string()
 
 
@@ -171,7 +179,7 @@ def not_measured(found: Found) -> Iterator[str]:
 
 
 class Ratio(NamedTuple):
-    """acstor's median at a point of the grid over that of the fastest of some other ways."""
+    """acstor's time at a point of the grid over that of the other way with the largest ratio."""
 
     where: str
     ratio: float
@@ -179,37 +187,39 @@ class Ratio(NamedTuple):
 
 
 def point_ratios(found: Found, others: Sequence[str], points: Points) -> Iterator[Ratio]:
-    """Yield the ratios of all cells that have acstor and one of the others."""
+    """Yield the ratios of all cells that have acstor and one of the others in a turn."""
     for cell in peer_plan.GRID:
         for name, of_boot in points.items():
-            medians = {
-                way: statistics.median(of_boot(boot) for boot in found.boots[cell, way])
-                for way in (*others, peer_ways.ACSTOR)
-                if (cell, way) in found.boots
-            }
-            yield from _ratio(f"{cell}: {name}", medians)
+            yield from _ratio(f"{cell}: {name}", found.boots, cell, others, of_boot)
 
 
 def replay_ratios(found: Found, others: Sequence[str]) -> Iterator[Ratio]:
     """Yield the ratios of the slowest hosts."""
     for cell in peer_plan.GRID:
-        medians = {
-            way: statistics.median(max(one.host_s) for one in found.replays[cell, way])
-            for way in (*others, peer_ways.ACSTOR)
-            if (cell, way) in found.replays
-        }
-        yield from _ratio(f"{cell}: reads done", medians)
+        where = f"{cell}: reads done"
+        yield from _ratio(where, found.replays, cell, others, lambda one: one.done_s)
 
 
-def _ratio(where: str, medians: dict[str, float]) -> Iterator[Ratio]:
-    ours = medians.pop(peer_ways.ACSTOR, None)
-    if ours is not None and medians:
-        fastest = min(medians, key=medians.__getitem__)
-        yield Ratio(where, ours / medians[fastest], fastest)
+def _ratio(
+    where: str,
+    measured: Mapping[tuple[peer_plan.Cell, str], Turns[Measured]],
+    cell: peer_plan.Cell,
+    others: Sequence[str],
+    seconds: Callable[[Measured], float],
+) -> Iterator[Ratio]:
+    ours, ratios = measured.get((cell, peer_ways.ACSTOR), {}), {}
+    for way in others:
+        theirs = measured.get((cell, way), {})
+        of_turns = [seconds(ours[turn]) / seconds(theirs[turn]) for turn in ours if turn in theirs]
+        if of_turns:
+            ratios[way] = statistics.median(of_turns)
+    if ratios:
+        other = max(ratios, key=ratios.__getitem__)
+        yield Ratio(where, ratios[other], other)
 
 
 def over_peers(found: Found) -> tuple[float, ...]:
-    """Return the largest ratio of each step to that of the fastest peer."""
+    """Return the largest ratio of each step to that of another way, over cells of one host."""
     peers = [way for way in peer_ways.WAYS if way not in (peer_ways.RAW, peer_ways.ACSTOR)]
     return tuple(
         max((one.ratio for one in point_ratios(found, peers, {name: step})), default=math.nan)
@@ -239,7 +249,7 @@ def draw(picture: figure.Figure, found: Found) -> None:
     for axes, (name, step) in zip(picture.subplots(1, len(STEPS)), STEPS.items(), strict=True):
         for way in peer_ways.WAYS:
             medians = {
-                cell.rtt_ms: statistics.median(map(step, these))
+                cell.rtt_ms: statistics.median(map(step, these.values()))
                 for (cell, its_way), these in sorted(found.boots.items(), key=_order)
                 if its_way == way and cell.mbit == peer_plan.LINKS_MBIT[0]
             }

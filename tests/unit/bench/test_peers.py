@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from acstor_common.model import ids
 from evaluation.bench import peer_boots
 from evaluation.bench import peer_plan
 from evaluation.bench import peer_replay
@@ -25,6 +26,7 @@ LOG = """\
 READ = peer_replay.Read(0.0, 1.5, 0x200, 0x1000)
 OVERLAPPING = peer_replay.Read(0.25, 0.5, 0x10000, 0x200)
 ZERO_S = {"login_s": 1.0, "service_s": 2.0, "program_s": 3.0, "login_bytes": 0}
+IMAGE = "3f6f3a52-6d0c-4c6a-9d3e-0a55e8b4e1c7"
 CELL = peer_plan.Cell(100, 20)
 CROWD = peer_plan.Cell(100, 0, 8)
 
@@ -39,7 +41,7 @@ def found(**boots: peer_boots.Boot) -> peer_report.Found:
     """Return one boot of each way in one cell."""
     names = {"raw": peer_ways.RAW, "acstor": peer_ways.ACSTOR}
     return peer_report.Found(
-        {(CELL, names.get(way, way)): [one] for way, one in boots.items()},
+        {(CELL, names.get(way, way)): {0: one} for way, one in boots.items()},
     )
 
 
@@ -131,6 +133,15 @@ def test_job_that_took_long_before_has_no_time_at_the_end() -> None:
     assert not limit.has_time(slow)
 
 
+def test_job_is_guessed_from_those_with_its_round_trip() -> None:
+    limit = peer_plan.TimeLimit(100.0, lambda: 0.0)
+    near = peer_plan.Job(peer_plan.Kind.BOOT, peer_plan.Cell(100, 0), "nbdkit")
+    far = peer_plan.Job(peer_plan.Kind.BOOT, peer_plan.Cell(100, 100), "nbdkit")
+    limit.note(near, 50.0)
+    assert limit.has_time(near)
+    assert not limit.has_time(far)
+
+
 def test_percentiles_of_five_runs_are_interpolated() -> None:
     assert peer_report.percentiles([5.0, 1.0, 3.0, 2.0, 4.0]) == pytest.approx((3.0, 4.6, 4.96))
 
@@ -152,11 +163,38 @@ def test_goal_names_the_points_where_direct_reads_are_faster() -> None:
 
 def test_goal_counts_the_slowest_of_eight_hosts() -> None:
     replays = {
-        (CROWD, "nbdkit"): [peer_replay.Replay([10.0, 20.0], 1, 0, 0, 0.0, 0.0)],
-        (CROWD, peer_ways.ACSTOR): [peer_replay.Replay([5.0, 30.0], 1, 0, 0, 0.0, 0.0)],
+        (CROWD, "nbdkit"): {0: peer_replay.Replay([10.0, 20.0], 1, 0, 0, 0.0, 0.0)},
+        (CROWD, peer_ways.ACSTOR): {0: peer_replay.Replay([5.0, 30.0], 1, 0, 0, 0.0, 0.0)},
     }
     (ratio,) = peer_report.direct_ratios(peer_report.Found(replays=replays))
     assert ratio == ("100 Mbit/s, 0 ms, 8 hosts: reads done", 1.5, "nbdkit")
+
+
+def test_ratio_is_the_median_over_the_turns_of_both() -> None:
+    ours = {0: boot(login_s=10.0), 1: boot(login_s=30.0), 2: boot(login_s=12.0)}
+    theirs = {1: boot(login_s=20.0), 2: boot(login_s=24.0), 3: boot(login_s=1.0)}
+    boots = {(CELL, peer_ways.ACSTOR): ours, (CELL, "nbdkit"): theirs}
+    login, *_ = peer_report.direct_ratios(peer_report.Found(boots))
+    assert login == ("100 Mbit/s, 20 ms: login", pytest.approx((1.5 + 0.5) / 2), "nbdkit")
+
+
+def test_ways_of_different_turns_are_not_compared() -> None:
+    boots = {(CELL, peer_ways.ACSTOR): {0: boot()}, (CELL, "nbdkit"): {1: boot()}}
+    assert not peer_report.direct_ratios(peer_report.Found(boots))
+
+
+def test_recorded_reads_are_repeated_by_later_runs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = peer_ways.Prepared(tmp_path, ids.parse_image_id(IMAGE), tmp_path / "raw")
+    stored, reads = tmp_path / made.file_name, tmp_path / "PEERS.reads.json"
+    recordings = iter([[READ], [OVERLAPPING]])
+    monkeypatch.setattr(peer_replay, "record", lambda raw: next(recordings))
+    stored.write_bytes(b"one")
+    assert peer_replay.recorded(made, reads) == [READ]
+    assert peer_replay.recorded(made, reads) == [READ]
+    stored.write_bytes(b"another image")
+    assert peer_replay.recorded(made, reads) == [OVERLAPPING]
 
 
 def test_value_compares_each_step_with_the_fastest_peer() -> None:
@@ -179,12 +217,12 @@ def test_report_names_cells_and_ways_that_were_not_measured() -> None:
 
 def test_table_shows_the_percentiles_of_several_runs() -> None:
     measured = found(acstor=boot(login_s=10.0))
-    measured.boots[CELL, peer_ways.ACSTOR].append(boot(login_s=20.0))
+    measured.boots[CELL, peer_ways.ACSTOR][1] = boot(login_s=20.0)
     assert "15.0 / 19.0 / 19.9" in peer_report.boot_table(measured.boots)
 
 
 def test_table_of_kept_guests_leaves_out_other_runs() -> None:
     measured = found(acstor=boot(program_s=4.0))
-    measured.boots[CELL, peer_ways.ACSTOR].append(boot(program_s=5.0, later_s=7.5))
+    measured.boots[CELL, peer_ways.ACSTOR][1] = boot(program_s=5.0, later_s=7.5)
     (row,) = peer_report.later_table(measured.boots).splitlines()[3:-1]
     assert row.split() == "| 100 Mbit/s, 20 ms | acstor | 5.0 | 7.5 | - | - | - |".split()
