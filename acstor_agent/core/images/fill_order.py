@@ -11,9 +11,10 @@ import collections
 from collections.abc import Iterator
 from collections.abc import Sequence
 
-NEAR = 64  # chunks on each side; with more than 4 MiB, a guest that compiles waits no less
+from acstor_common.model import geometry
+
+NEAR_BYTES = 4 * geometry.MIB  # on each side; with more, a guest that compiles waits no less
 WAITS = 4  # of an image that count: more save nothing
-_NEAREST_FIRST = [sign * distance for distance in range(1, NEAR + 1) for sign in (1, -1)]
 _BLOCK = 64  # chunks whose states are in one number
 
 
@@ -29,7 +30,8 @@ class MissingChunks:
     [8, 9, 2, 1]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES) -> None:
+        self._near = max(1, NEAR_BYTES // chunk_bytes)
         self._order = array.array("I")
         self._start = 0  # place in the order before which all are removed
         self._skips: dict[int, int] = {}  # from the first of removed places to the one after them
@@ -64,7 +66,18 @@ class MissingChunks:
 
     def has_near(self, waited_for: Sequence[int]) -> bool:
         """Return whether a chunk is near one of those that guests waited for."""
-        return next(self._near(waited_for), None) is not None
+        return any(map(self._left_near, waited_for))
+
+    def near(self, waited_for: Sequence[int]) -> Iterator[int]:
+        """Yield the chunks near the latest waits, the nearest of each first."""
+        found = set()
+        for number in reversed(waited_for):
+            left = self._left_near(number)
+            for distance in range(1, self._near + 1 if left else 0):
+                for near in (number + distance, number - distance):
+                    if left >> near - number + self._near & 1 and near not in found:
+                        found.add(near)
+                        yield near
 
     def in_order(self, waited_for: Sequence[int]) -> Iterator[int]:
         """Yield all chunks: those near the latest waits, then the rest, at last those that failed.
@@ -72,10 +85,12 @@ class MissingChunks:
         :param waited_for: numbers that guests waited for, oldest first
         """
         near = set()
-        for number in self._near(waited_for):
+        for number in self.near(waited_for):
             near.add(number)
             yield number
-        place = self._start = self._next_left(self._start)
+        place = self._next_left(self._start)
+        self._skips.pop(self._start, None)
+        self._start = place
         while place < len(self._order):
             number = self._order[place]
             if number not in near:
@@ -83,14 +98,13 @@ class MissingChunks:
             place = self._next_left(place + 1)
         yield from self._failed
 
-    def _near(self, waited_for: Sequence[int]) -> Iterator[int]:
-        """Yield the chunks near the latest waits, the nearest of each first."""
-        found = set()
-        for number in reversed(waited_for):
-            for near in (number + distance for distance in _NEAREST_FIRST):
-                if near not in found and self._is_left(near):
-                    found.add(near)
-                    yield near
+    def _left_near(self, number: int) -> int:
+        """Return the bits of the chunks near one, from the first of them on."""
+        block, at = divmod(number - self._near, _BLOCK)
+        width, bits = 2 * self._near + 1, 0
+        for index in range((at + width - 1) // _BLOCK + 1):
+            bits |= self._left.get(block + index, 0) << index * _BLOCK
+        return bits >> at & (1 << width) - 1 & ~(1 << self._near)
 
     def _next_left(self, place: int) -> int:
         """Return the next place in the order whose chunk is left."""

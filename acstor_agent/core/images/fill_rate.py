@@ -13,6 +13,7 @@ BESIDE_GUESTS = 0.1  # share of that rate while guests boot or wait for chunks o
 BESIDE_BOOTS = 1 / 3
 """The share of a processor above which a fill from a far source waits while guests boot: 100 Mbit/s
 of compressed images need about as much."""
+NEAR_GUESTS = 2 / 3  # the same for chunks near those that guests waited for
 LEAST_BYTES_S = 256 * 1024.0  # least rate, also on a busy link, so that a fill ends
 UNKNOWN_BYTES_S = 62_500_000.0  # rate when the link is unknown: half of 1000 Mbit/s
 AHEAD_S = 0.25  # burst after a delay, in seconds at the current rate
@@ -97,7 +98,12 @@ class ProcessorShare:
         self._began_s, self._began_used_s = -math.inf, 0.0
 
     def wait_s(self, used_s: float, now_s: float) -> float:
-        """Return the wait until the processor time ``used_s`` so far is within the share."""
+        """Return the wait until the processor time ``used_s`` so far is within the share.
+
+        Of what exceeds the share, ``PROCESSOR_OVER_S`` count.
+        """
+        allowed_s = self._share * (now_s - self._began_s)
+        self._began_used_s = max(self._began_used_s, used_s - allowed_s - PROCESSOR_OVER_S)
         until_s = self._began_s + (used_s - self._began_used_s) / self._share
         if until_s > now_s:
             return until_s - now_s

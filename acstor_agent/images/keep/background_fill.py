@@ -3,8 +3,8 @@
 
 A fetch pauses while a guest waits for a chunk, up to a limit, unless the source is far: the link is
 free in the guest's round trip. It then waits while guests boot and this process uses more than a
-share of a processor, but for chunks near those that guests waited for. All fills share a rate
-(``core/images/fill_rate.py``); each follows the guests of its image
+share of a processor; the share of chunks near those that guests waited for is larger. All fills
+share a rate (``core/images/fill_rate.py``); each follows the guests of its image
 (``core/images/fill_order.py``).
 """
 
@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import trio
@@ -142,6 +143,7 @@ class BackgroundFill:
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
         self._link_share = fill_rate.LinkShare()
         self._processor = fill_rate.ProcessorShare(fill_rate.BESIDE_BOOTS)
+        self._near_processor = fill_rate.ProcessorShare(fill_rate.NEAR_GUESTS)
         self._must_hurry = False  # a deadline needs more than the measured rate
 
     def progress_of(self, image_id: ids.ImageId) -> FillProgress:
@@ -168,7 +170,7 @@ class BackgroundFill:
         )
         unwritten: list[int] = []
         found, homes = await self._missing(part.map, part.numbers, unwritten)
-        missing, left_bytes = fill_order.MissingChunks(), 0
+        missing, left_bytes = fill_order.MissingChunks(part.map.geometry.chunk_bytes), 0
         for done, at in enumerate(pre_seed.chunks_in_order(homes, self._first_chunk), 1):
             missing.append(found[at])
             left_bytes += part.map.geometry.chunk_length(found[at])
@@ -277,13 +279,14 @@ class BackgroundFill:
         room, batch = limit - len(ahead), max(1, limit // FAR_BATCHES) if is_far else 1
         if room < batch:
             return self.limits.calm_s / 10
-        waited_for = self._waited_for(filling)
-        if is_far and not (is_urgent or self._must_hurry or progress.missing.has_near(waited_for)):
-            wait_s = self._wait_for_processor_s()
-            if wait_s:
-                return min(wait_s, FAR_TOGETHER * self.boots.rtt_s)  # a guest may wait by then
+        is_limited = is_far and not (is_urgent or self._must_hurry)
+        order, wait_s = self._allowed(filling, is_limited=is_limited)
+        if wait_s:
+            return min(wait_s, FAR_TOGETHER * self.boots.rtt_s)  # a guest may wait by then
         most, bytes_s = batch if is_far else room, math.inf if is_urgent else self._pacer.bytes_s
-        numbers = self._next_of(filling, waited_for, most, bytes_s)
+        numbers = self._next_of(filling, order, most, bytes_s)
+        if not numbers:
+            return 0.0
         if not is_urgent:
             link_bytes = self._link_share.share * sum(map(filling.chunk_length, numbers))
             wait_s = self._pacer.wait_s(link_bytes, trio.current_time())
@@ -308,27 +311,39 @@ class BackgroundFill:
         )
         return max(1, int(limit_bytes / chunk_bytes))
 
-    def _wait_for_processor_s(self) -> float:
-        if not self.boots.is_any_booting():
-            return 0.0
-        return self._processor.wait_s(time.process_time(), trio.current_time())
-
-    def _waited_for(self, filling: _FillSlice) -> Sequence[int]:
-        image = self._images.get_nowait(filling.map.image_id)
-        return () if image is None else tuple(image.waited_for)
+    def _allowed(self, filling: _FillSlice, *, is_limited: bool) -> tuple[Iterator[int], float]:
+        """Return the chunks that the shares of a processor allow, and the wait for these."""
+        image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
+        waited_for: Sequence[int] = () if image is None else tuple(image.waited_for)
+        if not (is_limited and self.boots.is_any_booting()):
+            return missing.in_order(waited_for), 0.0
+        used_s, now_s = time.process_time(), trio.current_time()
+        wait_s = self._processor.wait_s(used_s, now_s)
+        if wait_s and missing.has_near(waited_for):
+            return missing.near(waited_for), self._near_processor.wait_s(used_s, now_s)
+        return missing.in_order(waited_for), wait_s
 
     def _next_of(
-        self, filling: _FillSlice, waited_for: Sequence[int], room: int, bytes_s: float
+        self, filling: _FillSlice, order: Iterator[int], room: int, bytes_s: float
     ) -> list[int]:
-        """Return the chunks to request together, at least one."""
+        """Return the chunks to request together; take out those that guests have read.
+
+        None are left if the first ``chunks_per_checkpoint`` were read.
+        """
         numbers: list[int] = []
+        cached: list[int] = []
         left_bytes = max(TOGETHER_S, FAR_TOGETHER * self.boots.rtt_s) * bytes_s
-        missing = filling.progress.missing
-        for number in itertools.islice(missing.in_order(waited_for), room):
+        for number in itertools.islice(order, self.limits.chunks_per_checkpoint):
+            if filling.map.cid_of(number) in self._pins.cache:
+                cached.append(number)
+                continue
             left_bytes -= self._link_share.share * filling.chunk_length(number)
-            if numbers and left_bytes < 0:
+            if numbers and (left_bytes < 0 or len(numbers) == room):
                 break
             numbers.append(number)
+        for number in cached:
+            filling.progress.missing.remove(number)
+            filling.has_come(number)
         return numbers
 
     async def _fetch(
@@ -338,7 +353,7 @@ class BackgroundFill:
         for number in numbers:
             ref = self._chunks.chunk_ref_of(filling.map, number)
             try:
-                if ref.cid in self._pins.cache:  # read by a guest
+                if ref.cid in self._pins.cache:  # read by a guest since
                     filling.has_come(number)
                 elif not self._pins.cache.can_store_pinned(filling.chunk_length(number)):
                     filling.progress.refused_bytes = filling.chunk_length(number)

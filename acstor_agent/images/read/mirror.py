@@ -298,7 +298,8 @@ class Mirror:
 
     def _request_missing(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.guest_requested(numbers)
-        self.waited_for.append(numbers[-1])
+        if numbers[-1] not in self.waited_for:
+            self.waited_for.append(numbers[-1])
         refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.submit_read(
             refs, guest, self._reads.deadline_s, read_admission.current_wait()

@@ -13,6 +13,7 @@ import trio
 from acstor_agent.control import image_requests
 from acstor_agent.core import counters
 from acstor_agent.core.images import capacity
+from acstor_agent.core.images import fill_order
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import fill_window
 from acstor_agent.core.images import pin_record
@@ -239,6 +240,35 @@ async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, m
     assert batches[1].chunk_nos[:2] == [21, 19]
 
 
+async def test_fill_near_a_guest_has_a_share_of_a_processor_too(keeper, batches, monkeypatch):
+    keeper.set_limits(slice_s=60.0)
+    keeper.rtt_s = boot_deferral.FAR_S
+    image = await keeper.use()
+    image.boots.state = boot_session.State.LOADING
+    await keeper.wait("booting")
+    monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    image.waited_for.extend([10, 20])
+    image.boots.state = boot_session.State.READY
+    await until(lambda: len(batches) == 2)
+    await trio.sleep(0.3)
+    assert len(batches) == 2, "it waits for the processor"
+
+
+async def test_fill_takes_only_chunks_near_a_guest_beyond_its_share(keeper, batches, monkeypatch):
+    monkeypatch.setattr(fill_order, "NEAR_BYTES", CHUNK)
+    keeper.set_limits(slice_s=60.0)
+    keeper.rtt_s = boot_deferral.FAR_S
+    image = await keeper.use()
+    image.boots.state = boot_session.State.LOADING
+    await keeper.wait("booting")
+    monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    image.boots.state = boot_session.State.READY
+    await until(lambda: batches)
+    image.waited_for.append(45)
+    await until(lambda: len(batches) == 2)
+    assert batches[1].chunk_nos == [44]
+
+
 async def test_fill_limits_requests_in_flight_to_rate_times_rtt(keeper):
     image, filler, few = await keeper.use(), keeper.filler, fill_window.FEW
     progress = background_fill.FillProgress(filler.make_backoff())
@@ -402,6 +432,17 @@ async def test_fill_goes_on_near_where_a_guest_waited(keeper, batches):
     found = chunk_nos(batches)
     assert found[:before] == list(range(before))
     assert found[before : before + 5] in ([31, 29, 32, 28, 33], [before, 31, 29, 32, 28])
+
+
+async def test_fill_spends_no_rate_on_chunks_that_a_guest_has_read(keeper, batches):
+    image = await keeper.use()
+    keeper.set_limits(bytes_s=10.0 * CHUNK)
+    await until(lambda: len(chunk_nos(batches)) >= 2)
+    await image.read_at(0, 30 * CHUNK)
+    began_s = trio.current_time()
+    await keeper.wait("fully_cached")
+    assert len(chunk_nos(batches)) < 20
+    assert trio.current_time() - began_s < 2.5  # 1.1 s; for all of them 3.9 s
 
 
 async def test_fill_batch_size_follows_the_fill_rate(keeper, batches):

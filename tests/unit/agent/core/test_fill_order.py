@@ -3,19 +3,21 @@
 
 import itertools
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.images import fill_order
+from acstor_common.model import geometry
 
-NEAR = fill_order.NEAR
+NEAR = fill_order.NEAR_BYTES // geometry.DEFAULT_CHUNK_BYTES
 NUMBERS = st.integers(0, 3 * NEAR)
 
 
-def missing_chunks(numbers):
-    missing = fill_order.MissingChunks()
+def missing_chunks(numbers, chunk_bytes=geometry.DEFAULT_CHUNK_BYTES):
+    missing = fill_order.MissingChunks(chunk_bytes)
     for number in numbers:
         missing.append(number)
     return missing
@@ -45,6 +47,23 @@ def test_only_missing_chunks_are_near():
     assert missing.has_near([0])
     missing.remove(NEAR)
     assert not missing.has_near([0, 9 * NEAR])
+
+
+@given(
+    st.sets(NUMBERS),
+    st.lists(NUMBERS, max_size=fill_order.WAITS),
+    st.sampled_from([1, 5, NEAR, 4 * NEAR]),
+)
+def test_of_the_chunks_near_a_wait_the_nearest_come_first(numbers, waited_for, count):
+    expected = []
+    for number in reversed(waited_for):
+        for distance in range(1, count + 1):
+            for near in (number + distance, number - distance):
+                if near in numbers and near not in expected:
+                    expected.append(near)
+    missing = missing_chunks(numbers, fill_order.NEAR_BYTES // count)
+    assert list(missing.near(waited_for)) == expected
+    assert missing.has_near(waited_for) == bool(expected)
 
 
 def test_a_chunk_whose_fetch_failed_is_not_brought_forward():
@@ -85,3 +104,15 @@ def test_next_chunks_cost_no_more_after_many_were_removed(first_removed):
     few = missing_chunks(range(NEAR))
     assert seconds_of(missing) < 50 * seconds_of(few)
     assert len(list(missing.in_order(()))) == first_removed + NEAR
+
+
+def test_chunks_taken_in_order_leave_nothing_in_memory():
+    missing = missing_chunks(range(1 << 16))
+    tracemalloc.start()
+    try:
+        while missing:
+            for number in list(itertools.islice(missing.in_order(()), 2)):
+                missing.remove(number)
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()

@@ -265,3 +265,10 @@ def test_link_share_is_that_of_the_latest_chunks():
     assert link.share == 3250 / 4000
     link.refresh()  # nothing arrived
     assert link.share == 3250 / 4000
+
+
+def test_long_use_above_a_share_of_a_processor_delays_for_a_bounded_time():
+    processor = fill_rate.ProcessorShare(0.5)
+    processor.wait_s(0.0, 0.0)
+    assert processor.wait_s(1800.0, 1800.0) == fill_rate.PROCESSOR_OVER_S / 0.5
+    assert processor.wait_s(1800.0, 1802.0) == 0.0
