@@ -149,8 +149,13 @@ class Cloud:
         """Drain or enable a host, wait until all hosts follow, and return the epoch."""
         before = max(self.epochs().values())
         decision.manage(self.instances[0].config_file, command, host)
-        is_drained = command == "drain"  # a table may come meanwhile for another reason
-        wait(lambda: (self.table()[host] == 0) is is_drained, f"{command} {host}", self.logs)
+        is_drained = command == "drain"
+
+        def is_followed() -> bool:  # a table may come meanwhile for another reason
+            share = self.table().get(host)  # None: the host was silent while the broker was away
+            return share is not None and (share == 0) is is_drained
+
+        wait(is_followed, f"{command} {host}", self.logs)
         return self.wait_followed(before)
 
     def logs(self) -> str:
