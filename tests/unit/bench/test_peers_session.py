@@ -48,7 +48,9 @@ class Booted:
         return True
 
     def run_again(self) -> None:
-        """Note it."""
+        """Note it, or fail."""
+        if self._way == "download":
+            raise errors.Unusable("download", "the guest is gone")
         self.events.append(f"{self._way} runs again")
 
 
@@ -75,8 +77,9 @@ def work(
     planned = [peer_plan.Job(kind, CELL, way) for kind, way in jobs]
     monkeypatch.setattr(peer_plan, "plan", lambda turns, is_quick: planned)
     session = n1_peers.Session(MADE, journal, lambda line: None)
-    session.resume()
-    session.work(peer_plan.TimeLimit(1000.0, lambda: 0.0))
+    limit = peer_plan.TimeLimit(1000.0, lambda: 0.0)
+    session.resume(limit)
+    session.work(limit)
     return session
 
 
@@ -103,9 +106,10 @@ def test_kept_guests_at_the_end_of_a_plan_run_again_and_end(
 def test_boot_beside_kept_guests_has_no_processor_time(
     booted: list[str], monkeypatch: pytest.MonkeyPatch, journal: peer_journal.Journal
 ) -> None:
-    jobs = ((peer_plan.Kind.KEEP, "acstor"), (peer_plan.Kind.BOOT, "acstor"))
+    jobs = ((peer_plan.Kind.KEEP, "acstor"), (peer_plan.Kind.BOOT, "QEMU"))
     found = work(monkeypatch, journal, *jobs).found
-    assert [boot.cpu_s for boot in found.boots[CELL, "acstor"]] == [None, 7.0]
+    assert found.boots[CELL, "acstor"][0].cpu_s is None
+    assert found.boots[CELL, "QEMU"][0].cpu_s == 7.0
 
 
 def test_failed_job_is_reported_and_the_others_go_on(
@@ -115,6 +119,25 @@ def test_failed_job_is_reported_and_the_others_go_on(
     found = work(monkeypatch, journal, *jobs).found
     assert found.failed == ["boot, 100 Mbit/s, 0 ms, nbdkit, turn 1: nbdkit: it fails"]
     assert list(found.boots) == [(CELL, "QEMU")]
+
+
+def test_kept_guest_that_fails_later_leaves_the_others(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch, journal: peer_journal.Journal
+) -> None:
+    jobs = ((peer_plan.Kind.KEEP, "download"), (peer_plan.Kind.KEEP, "acstor"))
+    found = work(monkeypatch, journal, *jobs).found
+    (failed,) = found.failed
+    assert failed.endswith("download, turn 1: download: the guest is gone")
+    assert list(found.boots) == [(CELL, "acstor")]
+
+
+def test_time_of_former_jobs_limits_those_like_them(
+    booted: list[str], monkeypatch: pytest.MonkeyPatch, journal: peer_journal.Journal
+) -> None:
+    slow = peer_boots.Boot(1.0, 900.0, 200.0, 4, 5, 6, 7.0, 8.0)
+    journal.add(peer_plan.Job(peer_plan.Kind.BOOT, CELL, "QEMU", 1), slow)
+    work(monkeypatch, journal, (peer_plan.Kind.BOOT, "QEMU"), (peer_plan.Kind.BOOT, "acstor"))
+    assert booted == ["acstor boots", "acstor ends"]
 
 
 def test_resumed_run_does_only_what_former_runs_did_not(
