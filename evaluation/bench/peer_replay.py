@@ -88,7 +88,7 @@ def record(raw: pathlib.Path) -> list[Read]:
     """Boot a guest from a raw file until it has run the program; return its reads."""
     with network.Network(1) as net, peer_ways.serve_by_nbdkit(net.hosts[0]) as serve:
         log = net.hosts[0].folder / "reads.log"
-        where = serve(["log"], ["file", str(raw), f"logfile={log}"])
+        where = serve("log", ["file", str(raw), f"logfile={log}"])
         disk = peer_boots.make_disk(net.hosts[0], peer_ways.Backing(where, "raw"))
         options = {"cache": "writeback", "memory_mib": peer_boots.MEMORY_MIB}
         with guest.Guest(net.hosts[0], disk, **options) as booted:  # type: ignore[arg-type]

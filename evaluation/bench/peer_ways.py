@@ -112,30 +112,27 @@ def _converted(host: network.Host, stored: pathlib.Path) -> Backing:
 
 @contextlib.contextmanager
 def nbdkit(place: Place) -> Iterator[Client]:
-    """Serve the file by nbdkit with a cache, which reads ahead where nbdkit 1.36 can."""
-    filters = ["scan", "cache"] if _has_parallel_curl() else ["cache"]
+    """Serve the file by nbdkit with a cache.
+
+    With its filter ``scan``, which reads ahead, nbdkit 1.42 took 326 s for the services at
+    100 Mbit/s and 100 ms; nbdkit 1.32 takes 154 s without.
+    """
     with serve_by_nbdkit(place.host) as serve:
         words = ["curl", f"url={place.file_url}", "cache-on-read=true"]
-        yield Client(lambda: Backing(serve(filters, words), "qcow2"))
-
-
-def _has_parallel_curl() -> bool:
-    """Return whether nbdkit sends several HTTP requests at a time; before 1.36 it does not."""
-    return "thread_model=parallel" in runs.tool(["nbdkit", "--dump-plugin", "curl"])
+        yield Client(lambda: Backing(serve("cache", words), "qcow2"))
 
 
 @contextlib.contextmanager
-def serve_by_nbdkit(host: network.Host) -> Iterator[Callable[[list[str], list[str]], str]]:
-    """Yield a function that starts nbdkit with filters and a plugin; it returns the URI."""
+def serve_by_nbdkit(host: network.Host) -> Iterator[Callable[[str, list[str]], str]]:
+    """Yield a function that starts nbdkit with a filter and a plugin; it returns the URI."""
     with (
         tempfile.TemporaryDirectory(prefix="acstor-nbd-") as folder,  # socket paths must be short
         contextlib.ExitStack() as stack,
     ):
         socket = pathlib.Path(folder, "s")
 
-        def serve(filters: list[str], plugin: list[str]) -> str:
-            words = ["nbdkit", "--foreground", "--unix", str(socket)]
-            words += [f"--filter={name}" for name in filters]
+        def serve(name: str, plugin: list[str]) -> str:
+            words = ["nbdkit", "--foreground", "--unix", str(socket), f"--filter={name}"]
             process = stack.enter_context(host.popen([*words, *plugin]))
             stack.callback(process.kill)
             runs.wait_for(socket.exists, 10.0, "nbdkit", str)
