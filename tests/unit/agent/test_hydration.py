@@ -223,13 +223,19 @@ async def test_fill_from_a_far_source_leaves_processors_to_a_boot(keeper, monkey
     await keeper.wait("fully_cached")
 
 
-async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, monkeypatch):
+async def use_far_and_busy(keeper, batches, monkeypatch):
+    """Let a guest boot from a far source; each batch takes much of a processor."""
     keeper.set_limits(slice_s=60.0)
     keeper.rtt_s = boot_deferral.FAR_S
     image = await keeper.use()
     image.boots.state = boot_session.State.LOADING
     await keeper.wait("booting")
     monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    return image
+
+
+async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, monkeypatch):
+    image = await use_far_and_busy(keeper, batches, monkeypatch)
     image.boots.state = boot_session.State.READY
     await until(lambda: batches)
     await trio.sleep(0.3)
@@ -241,12 +247,7 @@ async def test_fill_from_a_far_source_follows_a_guest_at_once(keeper, batches, m
 
 
 async def test_fill_near_a_guest_has_a_share_of_a_processor_too(keeper, batches, monkeypatch):
-    keeper.set_limits(slice_s=60.0)
-    keeper.rtt_s = boot_deferral.FAR_S
-    image = await keeper.use()
-    image.boots.state = boot_session.State.LOADING
-    await keeper.wait("booting")
-    monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    image = await use_far_and_busy(keeper, batches, monkeypatch)
     image.waited_for.extend([10, 20])
     image.boots.state = boot_session.State.READY
     await until(lambda: len(batches) == 2)
@@ -256,12 +257,7 @@ async def test_fill_near_a_guest_has_a_share_of_a_processor_too(keeper, batches,
 
 async def test_fill_takes_only_chunks_near_a_guest_beyond_its_share(keeper, batches, monkeypatch):
     monkeypatch.setattr(fill_order, "NEAR_BYTES", CHUNK)
-    keeper.set_limits(slice_s=60.0)
-    keeper.rtt_s = boot_deferral.FAR_S
-    image = await keeper.use()
-    image.boots.state = boot_session.State.LOADING
-    await keeper.wait("booting")
-    monkeypatch.setattr(background_fill.time, "process_time", lambda: 1e3 * len(batches))
+    image = await use_far_and_busy(keeper, batches, monkeypatch)
     image.boots.state = boot_session.State.READY
     await until(lambda: batches)
     image.waited_for.append(45)
