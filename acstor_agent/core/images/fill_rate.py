@@ -100,7 +100,7 @@ class ProcessorShare:
     def wait_s(self, used_s: float, now_s: float) -> float:
         """Return the wait until the processor time ``used_s`` so far is within the share.
 
-        Of what exceeds the share, ``PROCESSOR_OVER_S`` count.
+        Use above the share counts up to ``PROCESSOR_OVER_S``: older use must not delay a fill long.
         """
         allowed_s = self._share * (now_s - self._began_s)
         self._began_used_s = max(self._began_used_s, used_s - allowed_s - PROCESSOR_OVER_S)

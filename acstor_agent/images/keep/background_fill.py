@@ -312,7 +312,7 @@ class BackgroundFill:
         return max(1, int(limit_bytes / chunk_bytes))
 
     def _allowed(self, filling: _FillSlice, *, is_limited: bool) -> tuple[Iterator[int], float]:
-        """Return the chunks that the shares of a processor allow, and the wait for these."""
+        """Return the chunks to request in their order, and the wait for a processor's share."""
         image, missing = self._images.get_nowait(filling.map.image_id), filling.progress.missing
         waited_for: Sequence[int] = () if image is None else tuple(image.waited_for)
         if not (is_limited and self.boots.is_any_booting()):
@@ -326,9 +326,9 @@ class BackgroundFill:
     def _next_of(
         self, filling: _FillSlice, order: Iterator[int], room: int, bytes_s: float
     ) -> list[int]:
-        """Return the chunks to request together; take out those that guests have read.
+        """Take out chunks that guests have read; return the next ones to request together.
 
-        None are left if the first ``chunks_per_checkpoint`` were read.
+        The list is empty if guests have read all of the first ``chunks_per_checkpoint``.
         """
         numbers: list[int] = []
         cached: list[int] = []
