@@ -27,6 +27,7 @@ from concurrent import futures
 from typing import NamedTuple
 
 from acstor_checkpoint.capture import nbd_client
+from acstor_common.util import atomic_file
 from evaluation.bench import harness
 from evaluation.bench import peer_boots
 from evaluation.bench import peer_plan
@@ -80,7 +81,8 @@ def recorded(made: peer_ways.Prepared, path: pathlib.Path) -> list[Read]:
         if former["stored_bytes"] == stored_bytes:
             return [Read(*read) for read in former["reads"]]
     reads = record(made.raw)
-    path.write_text(json.dumps({"stored_bytes": stored_bytes, "reads": reads}))
+    with atomic_file.atomic_write(path) as file:
+        file.write(json.dumps({"stored_bytes": stored_bytes, "reads": reads}).encode())
     return reads
 
 
