@@ -27,6 +27,7 @@ from acstor_common.util import printable_text
 from acstor_common.wire import control_wire
 
 CONNECT_TIMEOUT_S = 10.0
+SILENCE_S = 120.0  # after which the agent hangs: it reports progress, and fetches a map in 30 s
 REMEDY = "Does acstor-agent run on this host (systemctl status acstor-agent), and are you root?"
 MAX_BYTES = (1 << 63) - 1
 
@@ -232,11 +233,13 @@ def _replies(path: str, request: control_wire.ControlRequest) -> Iterator[contro
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.settimeout(CONNECT_TIMEOUT_S)
             agent.connect(path)
-            agent.settimeout(None)
+            agent.settimeout(SILENCE_S)
             agent.sendall(control_wire.encode(request))
             with agent.makefile("rb") as lines:
                 for line in lines:
                     yield control_wire.decode_reply(line)
+    except TimeoutError as e:
+        raise errors.AgentUnreachable(path, f"it was silent for {SILENCE_S:g} s") from e
     except OSError as e:
         raise errors.AgentUnreachable(path, e.strerror or str(e)) from e
 

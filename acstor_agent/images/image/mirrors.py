@@ -96,15 +96,18 @@ class Mirrors:
     def _subject(self, image_id: ids.ImageId) -> chunk_map.Subject | None:
         if (opened := self._mirrors.get(image_id)) is not None:
             return opened.map.subject
-        if image_id not in self._subjects:
-            try:
-                with self._path(image_id).open("rb") as file:
-                    head = file.read(chunk_map.HEADER_BYTES)
-                found = chunk_map_header.subject_of(head, str(self._path(image_id)), image_id)
-            except (OSError, errors.ChunkMapFormatError):
-                return None
-            self._subjects[image_id] = found
-        return self._subjects[image_id]
+        if (known := self._subjects.get(image_id)) is not None:
+            return known
+        try:
+            with self._path(image_id).open("rb") as file:
+                head = file.read(chunk_map.HEADER_BYTES)
+            found = chunk_map_header.subject_of(head, str(self._path(image_id)), image_id)
+        except (OSError, errors.ChunkMapFormatError):
+            return None
+        self._subjects[image_id] = found
+        if image_id not in self._attached:  # detached meanwhile, in another thread
+            self._subjects.pop(image_id, None)
+        return found
 
     async def attach_new_maps(self) -> None:
         """Attach images whose maps appeared since the start."""

@@ -2,6 +2,7 @@
 """Output of ``acstor-agent-ctl``; its requests to an agent are in tests/functional."""
 
 import json
+import socket
 
 import pytest
 
@@ -122,3 +123,15 @@ def test_table_aligns_numbers_right_and_words_left():
     table = ctl_tables.format_table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
     assert "| a      | 1,024.0 |" in table
     assert "| longer |       - |" in table
+
+
+def test_agent_that_hangs_is_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ctl, "SILENCE_S", 0.2)
+    path = str(tmp_path / "control.sock")
+    monkeypatch.setattr("sys.argv", ["acstor-agent-ctl", "--socket", path, "status"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hung:
+        hung.bind(path)
+        hung.listen()
+        assert ctl.main() == 1
+    said = capsys.readouterr().err
+    assert "it was silent for 0.2 s" in said and ctl.REMEDY in said

@@ -176,6 +176,24 @@ async def test_size_of_an_unopened_image_is_known(tmp_path):
         assert host.mirrors.size_bytes(IMAGE) is None and host.mirrors.list_attached() == [IMAGE]
 
 
+async def test_image_detached_while_another_thread_reads_its_size_is_forgotten(
+    tmp_path, monkeypatch
+):
+    read_subject = mirrors.chunk_map_header.subject_of
+    async with one_host.one_host(tmp_path, data=DATA) as host:
+        await host.mirrors.attach_image(IMAGE)
+    async with one_host.one_host(tmp_path) as host:
+
+        def detach_and_read(*given):
+            host.mirrors.detach_image(IMAGE)
+            return read_subject(*given)
+
+        monkeypatch.setattr(mirrors.chunk_map_header, "subject_of", detach_and_read)
+        assert host.mirrors.size_bytes(IMAGE) == len(DATA)  # as it was when asked
+        assert host.mirrors.size_bytes(IMAGE) is None
+        assert not host.mirrors._subjects
+
+
 async def test_touch_time_survives_a_restart(tmp_path):
     async with one_host.one_host(tmp_path, data=DATA) as host:
         assert host.mirrors.touched_ns(IMAGE) == 0
