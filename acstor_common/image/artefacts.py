@@ -73,7 +73,8 @@ class BootOrigin(enum.StrEnum):
 # Properties of images, in addition to the pointers.
 STATE = "acstor_state"
 MESSAGE = "acstor_message"
-RETRY = "acstor_retry"  # number of attempts, and earliest time of the next one
+RETRY = "acstor_retry"  # number of attempts, and earliest time of the next one, or NEVER
+NEVER = "never"  # only a forced preparation tries again
 STATE_OF = "acstor_state_of"  # ID of the image they describe; differs on copies
 BOOT_MESSAGE = "acstor_boot_message"  # reason of BootState.FAILED
 BOOT_RETRY = "acstor_boot_retry"  # as RETRY
@@ -131,6 +132,13 @@ def state_of(image: image_record.Image) -> State | None:
         return State(image.text(STATE))
     except ValueError:
         return None
+
+
+def is_refused(image: image_record.Image) -> bool:
+    """Return whether the image is refused, or failed for good: it exceeds a limit."""
+    state = state_of(image)
+    is_final = image.text(RETRY).endswith(f" {NEVER}")
+    return state is State.REFUSED or (state is State.FAILED and is_final)
 
 
 def boot_state_of(image: image_record.Image) -> BootState | None:

@@ -159,8 +159,10 @@ def _unmapped(
     image: image_record.Image, found: image_record.Image | None, project_id: str
 ) -> ImageStatus:
     state, message = artefacts.state_of(image), image.text(artefacts.MESSAGE)
-    if state is artefacts.State.REFUSED:
-        return ImageStatus(ScanReason.REFUSED, refusal_label(message), message)
+    if artefacts.is_refused(image):
+        is_limited = state is artefacts.State.FAILED
+        label = "limit" if is_limited else refusal_label(message)
+        return ImageStatus(ScanReason.REFUSED, label, message)
     if state is artefacts.State.FAILED:
         return ImageStatus(ScanReason.FAILED, "", message)
     why = _why_foreign(image, found, image_iteration.CHUNK_MAP, project_id) if found else ""

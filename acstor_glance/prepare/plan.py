@@ -15,7 +15,6 @@ from acstor_common.image import lineage
 from acstor_common.model import ids
 from acstor_common.util import backoff
 
-_NEVER = "never"
 RETRY_FIRST_S = 60  # delay after the first failure; each further failure doubles it
 RETRY_LAST_S = 86400
 ORPHAN_GRACE_S = 3600  # age at which an artefact without pointer is deleted, longer than its upload
@@ -45,7 +44,7 @@ class Retry:
     at: datetime.datetime | None = _AT_ONCE
 
     def __str__(self) -> str:
-        when = self.at.isoformat(timespec="seconds") if self.at else _NEVER
+        when = self.at.isoformat(timespec="seconds") if self.at else artefacts.NEVER
         return f"{self.attempts} {when}"
 
     @classmethod
@@ -55,7 +54,7 @@ class Retry:
         if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
             return cls()
         try:
-            at = None if when == _NEVER else datetime.datetime.fromisoformat(when)
+            at = None if when == artefacts.NEVER else datetime.datetime.fromisoformat(when)
         except ValueError:
             return cls()
         if at is not None and at.tzinfo is None:

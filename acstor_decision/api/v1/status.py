@@ -254,7 +254,7 @@ def _state(record: image_record.Image, now_s: float) -> tuple[cloud_state.ImageS
     state, message = artefacts.state_of(record), record.text(artefacts.MESSAGE)
     if state is artefacts.State.READY:
         return cloud_state.ImageState.READY, ""
-    if state is artefacts.State.REFUSED:
+    if artefacts.is_refused(record):
         return cloud_state.ImageState.NOT_SERVED, message
     if state is artefacts.State.FAILED:
         return cloud_state.ImageState.FAILED, message

@@ -16,6 +16,7 @@ from tests.fakes import memory_images
 
 Reason = image_scan.ScanReason
 REFUSED = {"acstor_state": "refused", "acstor_state_of": records.IMAGE_ID}
+FAILED = {"acstor_state": "failed", "acstor_state_of": records.IMAGE_ID}
 
 
 def ranges_of(_image: image_record.Image) -> range_support.ProbeResult:
@@ -45,7 +46,9 @@ def cloud(ranges_of: image_scan.RangesOf = ranges_of, **given: Any) -> image_sca
         ({"size": 0}, Reason.EMPTY, ""),
         ({"os_hash_value": None}, Reason.NO_HASH, ""),
         ({}, Reason.NOT_MAPPED, ""),
-        ({"acstor_state": "failed", "acstor_state_of": records.IMAGE_ID}, Reason.FAILED, ""),
+        (FAILED, Reason.FAILED, ""),
+        ({**FAILED, "acstor_retry": "3 2026-01-01T00:00:00+00:00"}, Reason.FAILED, ""),
+        ({**FAILED, "acstor_retry": "1 never"}, Reason.REFUSED, "limit"),
         ({"acstor_state": "failed", "acstor_state_of": "another"}, Reason.NOT_MAPPED, ""),
         ({**REFUSED, "acstor_message": "it is encrypted. Convert"}, Reason.REFUSED, "encrypted"),
         ({**REFUSED, "acstor_message": "its format is vmdk, but ..."}, Reason.REFUSED, "format"),

@@ -68,6 +68,8 @@ def test_status_covers_hosts_images_guests_and_checkpoints(status, store, glance
     api.publish(store, 1, 2)
     glance.add(IMAGE.format(1))
     glance.add(IMAGE.format(2), acstor_state="failed", acstor_message="the store fails")
+    too_large = {"acstor_message": "it expands beyond the limit", "acstor_retry": "1 never"}
+    glance.add(IMAGE.format(6), acstor_state="failed", **too_large)
     glance.add(IMAGE.format(3), disk_format="iso", acstor_state="", acstor_state_of="")
     now = datetime.datetime.now(datetime.UTC).isoformat()
     glance.add(IMAGE.format(4), acstor_state="", updated_at=now)
@@ -88,13 +90,14 @@ def test_status_covers_hosts_images_guests_and_checkpoints(status, store, glance
         "versions": {"1.2": 2},
     }
     assert found["ring"]["epoch"] == 1 and found["ring"]["up_to_date_hosts"] == 2
-    (why,) = found["images"].pop("unsupported")
-    assert why.startswith("its disk format is iso")
+    unsupported = sorted(found["images"].pop("unsupported"))
+    assert unsupported[0] == "it expands beyond the limit"
+    assert unsupported[1].startswith("its disk format is iso")
     assert found["images"] == {
         "ready": 1,
         "preparing": 2,
         "failed": 1,
-        "unsupported_total": 1,
+        "unsupported_total": 2,
         "is_complete": True,
     }
     assert found["images_in_use"] == {"used": 3, "fully_cached": 1}
