@@ -34,7 +34,6 @@ CALLERS = 3  # threads of one API process that may wait for the broker
 
 AcceptSample = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
-CurrentRing = Callable[[], decision_messages.RingTable]
 Methods = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
@@ -42,13 +41,11 @@ class _Endpoint(message_bus.Endpoint):
     def __init__(
         self,
         accept_sample: AcceptSample,
-        current_ring: CurrentRing,
         refused: dict[str, int],
         methods: Methods,
     ) -> None:
         super().__init__({decision_messages.SAMPLE_COLLECTED: self._take_sample})
         self._accept_sample = accept_sample
-        self._current_ring = current_ring
         self._refused = refused
         for name, answer in methods.items():
             setattr(self, name, _called(name, answer))
@@ -62,9 +59,6 @@ class _Endpoint(message_bus.Endpoint):
         except errors.NotAuthenticated:
             self._refused["not_authentic"] += 1
             raise
-
-    def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
-        return decision_messages.encode(self._current_ring())
 
 
 def _called(name: str, answer: Callable[[object], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -85,11 +79,9 @@ class AgentBus:
         self._server: message_bus.BusServer | None = None
         self._stopping = threading.Event()
 
-    def start_server(
-        self, accept_sample: AcceptSample, current_ring: CurrentRing, methods: Methods
-    ) -> None:
+    def start_server(self, accept_sample: AcceptSample, methods: Methods) -> None:
         """Start to receive samples and calls of ``methods``, as soon as the broker is reachable."""
-        endpoint = _Endpoint(accept_sample, current_ring, self.refused, methods)
+        endpoint = _Endpoint(accept_sample, self.refused, methods)
         supervision.start("rpc-listener", lambda: self._serve(endpoint), self._stopping)
 
     def stop_server(self) -> None:

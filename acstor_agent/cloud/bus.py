@@ -105,7 +105,7 @@ class Bus:
 
     def subscribe(self, topic: str, handlers: Mapping[str, message_bus.Handler]) -> None:
         """Receive messages to a topic by handlers of payloads (``handlers``), by method."""
-        endpoint = message_bus.Endpoint(handlers, has_replies=False)
+        endpoint = message_bus.Endpoint(handlers)
         supervision.start(
             "bus-listener", lambda: self._serve(topic, endpoint), self._stopping, is_vital=False
         )

@@ -3,7 +3,7 @@
 
 Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The service casts a new
 v-node table to all agents (fanout of ``AGENT_TOPIC``), and again to an agent whose sample shows an
-older epoch; ``GET_RING`` returns it at once.  Tasks are cast to agents again until samples report
+older epoch.  Tasks are cast to agents again until samples report
 them, so receivers must be idempotent; requests to prepare an image are cast to listeners, which
 report in Glance.  Topics, methods and field names are stable; a new field needs a default.
 """
@@ -35,7 +35,6 @@ AGENT_TOPIC = "acstor-agent"
 VERSION = "1.0"
 SAMPLE_COLLECTED = "sample_collected"
 RING_PUBLISHED = "ring_published"
-GET_RING = "get_ring"
 IMAGE_TASK_GIVEN = "image_task_given"
 IMAGE_WANTED = "image_wanted"
 

@@ -32,10 +32,16 @@ RETRY_S = 1.0
 STOP_WAIT_S = 5.0  # longest wait for the broker on process exit
 WARNINGS = 30
 WARNINGS_S = 60.0  # at most WARNINGS warnings of bad messages in this time
-REPLY_S = 1  # longest wait for a reply queue: a message can name any, and blocks a thread
+REPLY_S = 0
+"""For so long a reply to a queue that does not exist is tried again, in a thread of the server. A
+message can name any queue; a caller's exists."""
 THREADS, HOST_THREADS = 16, 4
 """Threads of a service and of a compute host's process that handle messages, per server; the pool
 starts all of them and ends none."""
+SAME_OPTIONS = (
+    "All services that use this broker need the same rabbit_quorum_queue and amqp_durable_queues "
+    "in [oslo_messaging_rabbit]"
+)
 WOKEN = "woken"  # method without effect, which a server sends to itself to wake up
 
 Handler = Callable[[Any], Any]
@@ -100,9 +106,14 @@ def broker_of(transport: Any) -> str:
 
 
 def why_unreachable(error: Exception, transport: Any) -> str:
-    """Return a broker's error and address in one line."""
+    """Return a broker's error and address in one line, and the remedy if it is known."""
     text = str(error).partition("\n")[0] or type(error).__name__
-    return f"{text} ({broker_of(transport)})"
+    return f"{text} ({broker_of(transport)}){_remedy(text)}"
+
+
+def _remedy(text: str) -> str:
+    """Return what to do if other services declared a queue or exchange with other options."""
+    return f". {SAME_OPTIONS}" if "PRECONDITION_FAILED" in text else ""
 
 
 class BusServer:
@@ -147,15 +158,10 @@ def serve(
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has no type hints
-    """Without the sender's timeout, whose thread never ends if the method does not exist.
-
-    Without replies, if its endpoint has none: one to a queue that does not exist blocks a thread.
-    """
+    """Without the sender's timeout, whose thread never ends if the method does not exist."""
 
     def dispatch(self, incoming: Any) -> Any:
         incoming.client_timeout = None
-        if not self.endpoints[0].has_replies:
-            incoming.orig_msg_id = None
         return super().dispatch(incoming)
 
 
@@ -186,7 +192,8 @@ def start(
             server = make()
             server.start()  # waits for the broker; reconnects by itself
         except Exception as e:  # also errors of kombu
-            fault.log_warning(f"cannot listen to {topic} on the message bus yet: {e}{where}")
+            why = f"{e}{where}{_remedy(str(e))}"
+            fault.log_warning(f"cannot listen to {topic} on the message bus yet: {why}")
             stopping.wait(retry_s)
         else:
             return server
@@ -244,8 +251,7 @@ class Endpoint:
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
-    def __init__(self, handlers: Mapping[str, Handler], *, has_replies: bool = True) -> None:
-        self.has_replies = has_replies
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
         self._warnings = ThrottledWarnings(time)
         for method, handler in handlers.items():
             setattr(self, method, self._safely(method, handler))

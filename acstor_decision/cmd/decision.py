@@ -69,7 +69,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     if verifier is not None:
         verifier.start(stopping)
     methods = {**checkpoints.rpc_methods(), **grants.rpc_methods()}
-    bus.start_server(made.accept_sample, made.current_ring, methods)
+    bus.start_server(made.accept_sample, methods)
     supervision.start(
         "checkpoints", lambda: checkpoints.run_cleanup(lambda: made.leads, stopping), stopping
     )

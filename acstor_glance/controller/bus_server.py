@@ -23,7 +23,7 @@ class BusServer:
 
     def __init__(self, conf: cfg.ConfigOpts, handlers: Mapping[str, message_bus.Handler]) -> None:
         self._transport = message_bus.open_transport(conf)
-        self._endpoint = message_bus.Endpoint(handlers, has_replies=False)
+        self._endpoint = message_bus.Endpoint(handlers)
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts that send any samples over a real broker to a real decision service."""
 
+import contextlib
 import pathlib
+import sqlite3
 import time
 from typing import Any
 
@@ -63,15 +65,14 @@ class Bus:
         to_all = self._client.prepare(fanout=True)
         to_all.cast({}, decision_messages.SAMPLE_COLLECTED, payload=payload)
 
-    def table(self) -> dict[str, str]:
-        """Return the address of each host of the table in force."""
-        reported = decision_messages.decode(
-            self._client.call({}, "get_ring"), decision_messages.RingTable
-        )
-        return {
-            host.host: host.address for host in hash_ring.decode(reported.table.encode(), "").hosts
-        }
-
     def close(self) -> None:
         self._transport.cleanup()
         cfg.CONF.reset()
+
+
+def list_tables(database: pathlib.Path) -> list[dict[str, str]]:
+    """Return the address of each host of all published tables in an SQLite file, oldest first."""
+    with contextlib.closing(sqlite3.connect(database)) as link:
+        tables = link.execute("SELECT ring_table FROM rings ORDER BY epoch").fetchall()
+    found = [hash_ring.decode(table.encode(), "") for (table,) in tables]
+    return [{host.host: host.address for host in table.hosts} for table in found]

@@ -285,14 +285,6 @@ def outsider(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
     cfg.CONF.reset()
 
 
-def test_get_ring_returns_the_table_in_force(cloud: Cloud, outsider: Any) -> None:
-    reported = decision_messages.decode(outsider.call({}, "get_ring"), decision_messages.RingTable)
-    assert set(cloud.epochs().values()) == {reported.epoch}
-    assert [host.host for host in hash_ring.decode(reported.table.encode(), "table").hosts] == list(
-        PLACES
-    )
-
-
 def test_malformed_and_forged_samples_are_refused(cloud: Cloud, outsider: Any) -> None:
     before, leader = cloud.epochs(), cloud.instances[0]
     to_all = outsider.prepare(fanout=True)

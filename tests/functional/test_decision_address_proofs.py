@@ -8,14 +8,12 @@ and another agent's.
 
 import contextlib
 import pathlib
-import sqlite3
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
-from acstor_common.ring import hash_ring
 from tests.fakes import hosts
 from tests.fakes import sample_senders
 from tests.fakes import server_threads
@@ -49,15 +47,16 @@ class Cloud(NamedTuple):
     def wait_table(self, wanted: dict[str, str]) -> None:
         """Wait until these hosts are on the table, at these addresses."""
         runs.wait_for(
-            lambda: self.bus.table() == wanted, WAIT_S, f"a table of {wanted}", self.instance.log
+            lambda: sample_senders.list_tables(self.database)[-1:] == [wanted],
+            WAIT_S,
+            f"a table of {wanted}",
+            self.instance.log,
         )
 
     def published(self) -> set[tuple[str, str]]:
         """Return the hosts and addresses of all tables that were ever published."""
-        with contextlib.closing(sqlite3.connect(self.database)) as link:
-            tables = link.execute("SELECT ring_table FROM rings").fetchall()
-        found = [hash_ring.decode(table.encode(), "") for (table,) in tables]
-        return {(host.host, host.address) for table in found for host in table.hosts}
+        tables = sample_senders.list_tables(self.database)
+        return {place for table in tables for place in table.items()}
 
     def wait_unproven(self, address: str) -> None:
         """Wait until nobody has proven to be at an address."""

@@ -47,6 +47,7 @@ GLOBALS = {
     "kolla_base_distro": "debian",
     "kolla_same_external_internal_vip": True,  # computed by a collection that is not installed here
     "nova_console": "none",
+    "om_enable_rabbitmq_tls": True,
     "enable_nova_ssh": False,
     "acstor_keystone_password": "one",
     "acstor_agent_keystone_password": "two",
@@ -163,6 +164,21 @@ def test_acstor_reads_the_written_configurations(deployment):
         found = json.loads((deployment.out / name / "config.json").read_text())
         for file in found["config_files"]:
             assert (deployment.out / name / pathlib.Path(file["source"]).name).is_file()
+
+
+@pytest.mark.parametrize(
+    ("service", "file"),
+    [
+        ("acstor-agent", "acstor-agent.conf"),
+        ("acstor-decision", "acstor-decision.conf"),
+        ("acstor-glance-listener", "acstor-glance.conf"),
+    ],
+)
+def test_broker_is_used_as_by_glance(deployment, service, file):
+    own = deployment.options(service, file)["oslo_messaging_rabbit"]
+    glance = deployment.options("glance-api", "glance-api.conf")["oslo_messaging_rabbit"]
+    assert own["rabbit_quorum_queue"] == own["ssl"] == "true"
+    assert set(own.items()) <= set(glance.items())
 
 
 def test_role_passes_only_known_arguments_to_the_kolla_module():

@@ -30,14 +30,14 @@ COPIES = 300
 class Lighthouse:
     """A server with two methods; ``lit`` are the payloads of one."""
 
-    def __init__(self, folder: pathlib.Path, url: str, *, has_replies: bool) -> None:
+    def __init__(self, folder: pathlib.Path, url: str) -> None:
         path = folder / "bus.conf"
         path.write_text(f"[DEFAULT]\ntransport_url = {url}\nexecutor_thread_pool_size = 4\n")
         cfg.CONF(["--config-file", str(path)], project="acstor")
         self.lit: list[Any] = []
         self.transport = message_bus.open_transport(cfg.CONF)
         handlers = {"lit": self.lit.append, "asked": lambda _payload: {"is_lit": True}}
-        endpoint = message_bus.Endpoint(handlers, has_replies=has_replies)
+        endpoint = message_bus.Endpoint(handlers)
         target = oslo_messaging.Target(topic=TOPIC, server=SERVER)
         served = message_bus.serve(self.transport, target, endpoint, threading.Event())
         assert served is not None
@@ -55,9 +55,9 @@ class Lighthouse:
 
 @pytest.fixture
 def lighthouse(
-    tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ, request: pytest.FixtureRequest
+    tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> Iterator[tuple[Lighthouse, kombu.Producer]]:
-    made = Lighthouse(tmp_path, rabbitmq.url, has_replies=getattr(request, "param", True))
+    made = Lighthouse(tmp_path, rabbitmq.url)
     with kombu.Connection(rabbitmq.url.replace("rabbit://", "amqp://")) as connection:
         yield made, kombu.Producer(connection.channel())
     made.close()
@@ -77,7 +77,9 @@ MESSAGES: dict[str, list[Any]] = {
     "have other arguments": [call(args=one) for one in (None, 5, [1], {"a": 1}, {"self": 1})],
     "are of no version": [call(version=one) for one in (None, 5, "", "9.0", [1])],
     "name a time to wait": [call(method="none", _timeout=1e6, _msg_id="1", _reply_q="none")],
-    "name no queue for the answer": [call(_msg_id="1", _reply_q=f"none {n}") for n in range(9)],
+    "name no queue for the answer": [
+        call(_msg_id="1", _reply_q=f"none {number}") for number in range(COPIES)
+    ],
 }
 
 
@@ -100,15 +102,3 @@ def test_malformed_messages_cost_few_log_lines_and_threads(
     print(f"{COPIES} messages that {kind}: {took_s:.1f} s, {len(lines)} lines in the log")
     assert len(lines) <= 3 * message_bus.WARNINGS
     assert threading.active_count() <= threads + 8
-
-
-@pytest.mark.parametrize("lighthouse", [False], indirect=True)
-def test_reply_queues_that_do_not_exist_do_not_delay_a_server_without_replies(
-    lighthouse: tuple[Lighthouse, kombu.Producer],
-) -> None:
-    server, producer = lighthouse
-    for number in range(COPIES):
-        said = call(_msg_id="1", _reply_q=f"none {number}")
-        producer.publish(said, exchange="acstor", routing_key=TOPIC)
-    server.light(0)
-    hosts.wait_until(lambda: server.lit == [0], "a message", COPIES * message_bus.REPLY_S / 8)

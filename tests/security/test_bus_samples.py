@@ -24,6 +24,7 @@ DEAD_AFTER = 5
 ATTACK_COLLECTIONS = DEAD_AFTER + 3
 COPIES = 2 * sample_inbox.WAITING_OF_A_HOST
 NAMES = ("h1", "h2", "h3")
+DATABASE = "decision.sqlite"
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def instance(
         tmp_path,
         "one",
         rabbitmq.url,
-        f"sqlite:///{tmp_path}/decision.sqlite",
+        f"sqlite:///{tmp_path / DATABASE}",
         dead_after_samples=DEAD_AFTER,
         verify_addresses=True,
     )
@@ -55,6 +56,7 @@ def test_replayed_samples_remove_no_host_from_the_ring(tmp_path, instance, bus):
         name: sample_senders.Sender(instance, tmp_path / name, name) for name in (*NAMES, "h9")
     }
     recorded: list[dict[str, Any]] = []
+    database = tmp_path / DATABASE
 
     def joined() -> bool:
         for name in NAMES:
@@ -62,10 +64,10 @@ def test_replayed_samples_remove_no_host_from_the_ring(tmp_path, instance, bus):
             recorded.extend([sent] if name == "h1" else [])
             bus.send(sent)
         time.sleep(COLLECTION_S)
-        return len(bus.table()) == len(NAMES)
+        return any(len(table) == len(NAMES) for table in sample_senders.list_tables(database)[-1:])
 
     hosts.wait_until(joined, "three hosts on the ring", WAIT_S)
-    before = bus.table()
+    before = sample_senders.list_tables(database)[-1]
     for _ in range(ATTACK_COLLECTIONS):
         began = time.monotonic()
         for number in range(COPIES):
@@ -76,7 +78,7 @@ def test_replayed_samples_remove_no_host_from_the_ring(tmp_path, instance, bus):
             bus.send(sent)
         bus.send(senders["h9"].next(address=before["h1"]))
         time.sleep(max(0.0, COLLECTION_S - (time.monotonic() - began)))
-    assert bus.table() == before
+    assert sample_senders.list_tables(database)[-1] == before
     assert "h9: sample 1 is refused: taken_address" in instance.log()
     assert "h1: sample 1 is refused: out_of_order" in instance.log()
     assert "h1: its sample is dropped" not in instance.log()

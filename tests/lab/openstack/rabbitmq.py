@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+import trustme
+
 from tests.lab.openstack import daemon
 
 _SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
@@ -20,6 +22,10 @@ CONTROL_DEADLINE_S = 120.0
 _QUIET = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2"  # schedulers without busy waiting
 _CONFIG = """\
 listeners.tcp.1 = {address}:{port}
+listeners.ssl.1 = {address}:{tls_port}
+ssl_options.cacertfile = {folder}/ca.pem
+ssl_options.certfile = {folder}/cert.pem
+ssl_options.keyfile = {folder}/key.pem
 log.file.level = warning
 vm_memory_high_watermark.absolute = 1GB
 disk_free_limit.absolute = 50MB
@@ -43,13 +49,18 @@ class PortMapper(daemon.Daemon):
 
 
 class RabbitMQ(daemon.Daemon):
-    """The broker; :attr:`url` is ``transport_url``."""
+    """The broker; :attr:`url` is ``transport_url``.
+
+    Clients use TLS at :attr:`tls_port`, with the authority in the file :attr:`authority`.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__("rabbitmq", folder)
         self.port = daemon.port_of(folder, "rabbitmq")
+        self.tls_port = daemon.port_of(folder, "rabbitmq-tls")
         self._distribution_port = daemon.port_of(folder, "rabbitmq-distribution")
         self._data = folder / "rabbitmq"
+        self.authority = self._data / "ca.pem"
         self._mapper = PortMapper(folder)
 
     @property
@@ -83,7 +94,14 @@ class RabbitMQ(daemon.Daemon):
     def configure(self) -> None:
         """Write its configuration; no plug-in is enabled."""
         self._data.mkdir(exist_ok=True)
-        text = _CONFIG.format(address=daemon.LOOPBACK, port=self.port)
+        if not self.authority.exists():
+            authority = trustme.CA()
+            server = authority.issue_cert(daemon.LOOPBACK)
+            server.private_key_pem.write_to_path(self._data / "key.pem")
+            server.cert_chain_pems[0].write_to_path(self._data / "cert.pem")
+            authority.cert_pem.write_to_path(self.authority)
+        values = {"address": daemon.LOOPBACK, "port": self.port, "tls_port": self.tls_port}
+        text = _CONFIG.format(folder=self._data, **values)
         (self._data / "rabbitmq.conf").write_text(text)
         (self._data / "env").touch()
         (self._data / "enabled_plugins").write_text("[].\n")

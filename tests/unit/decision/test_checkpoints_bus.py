@@ -12,7 +12,6 @@ from acstor_common.identity import identity_files
 from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
-from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_decision import checkpoint_registry
 from acstor_decision import interval_lookup
@@ -63,9 +62,8 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
         messages.OWNERS: kept.list_orphaned_owners,
         messages.SERVICE_KEY: kept.service_key,
     }
-    table = decision_messages.RingTable(0, "{}")
     service = rpc.AgentBus(cfg.CONF, "one")
-    service.start_server(lambda signed: None, lambda: table, answers)
+    service.start_server(lambda signed: None, answers)
     assert listens.wait(WAIT_S)
     made.keeper = hosts.keeper
     yield made

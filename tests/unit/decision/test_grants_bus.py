@@ -65,8 +65,7 @@ def cloud(configure, store, tmp_path, listens):
     path.write_text("[DEFAULT]\ntransport_url = kombu+memory:////\n")
     link = bus.open_bus(HOST, [str(path)])
     made = Cloud(configure(), store, tmp_path)
-    table = decision_messages.RingTable(0, "{}")
-    made.service.start_server(lambda signed: None, lambda: table, made.grants.rpc_methods())
+    made.service.start_server(lambda signed: None, made.grants.rpc_methods())
     assert listens.wait(WAIT_S)
     made.client = grant_client.GrantClient(HOST, link, made.files)
     yield made
