@@ -90,7 +90,7 @@ class DecisionService:
         self._inbox = sample_inbox.SampleInbox(members.silent_s(limits))
         self._inbox_lock = threading.Lock()
         self._warnings = message_bus.ThrottledWarnings(clock)
-        self._replay_log = message_bus.ThrottledWarnings(clock, logging.INFO)
+        self._refusal_log = message_bus.ThrottledWarnings(clock, logging.INFO)
         self._new_samples: dict[str, decision_messages.Sample] = {}
         self._published_s = 0.0
         self._stored_epoch = 0  # of the newest row, damaged or not
@@ -127,7 +127,7 @@ class DecisionService:
             has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
         if refusal is not None:
             words = (sample.host, sample.number, refusal.value)
-            self._replay_log.log_line("%s: sample %d is refused: %s", *words)
+            self._refusal_log.log_line("%s: sample %d is refused: %s", *words)
         elif has_dropped:
             self._warnings.log_line("%s: its sample is dropped, %d queued", sample.host, waiting)
 
@@ -206,9 +206,9 @@ class DecisionService:
             self._merge_sample(sample)
             self._accepted += 1
             return
-        level = logging.WARNING if refusal in _CLAIMS else logging.INFO
+        log = self._warnings if refusal in _CLAIMS else self._refusal_log
         words = (sample.host, sample.number, refusal.value, sample.address)
-        LOG.log(level, "%s: sample %d is refused: %s (%s)", *words)
+        log.log_line("%s: sample %d is refused: %s (%s)", *words)
 
     def _merge_sample(self, sample: decision_messages.Sample) -> None:
         former = self._new_samples.get(sample.host)
@@ -274,7 +274,8 @@ class DecisionService:
             if not proof.host:
                 words = (*proof.address, proof.why)
                 self._warnings.log_line("no agent authenticates at %s port %d: %s", *words)
-        due = self.members.addresses_to_verify(self._clock.monotonic())
+        in_flight = self._verifier.in_flight()
+        due = self.members.take_addresses(in_flight, self._clock.monotonic())
         self._verifier.submit_addresses(due, self._trust)
 
     def _busy_levels(self) -> tuple[int, ...] | None:
@@ -341,8 +342,9 @@ class DecisionService:
         self._bus.publish_table(self.current)
 
     def _resend_table(self) -> None:
+        """Send the table to its hosts that report an older one; others join with a newer one."""
         for host, sample in sorted(self._new_samples.items()):
-            is_late = sample.ring_epoch < self.current.epoch
+            is_late = host in self.decider.table.hosts and sample.ring_epoch < self.current.epoch
             if is_late and not self._bus.send_table(host, self.current):
                 return
 

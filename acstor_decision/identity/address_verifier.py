@@ -43,6 +43,10 @@ class AddressVerifier:
         for number in range(WORKERS):
             supervision.start(f"address proofs {number}", self._work, stopping)
 
+    def in_flight(self) -> frozenset[address_book.Address]:
+        """Return the addresses in progress; called by the thread that submits."""
+        return frozenset(self._in_flight)
+
     def submit_addresses(
         self, addresses: Iterable[address_book.Address], trust: trust_state.TrustState
     ) -> None:

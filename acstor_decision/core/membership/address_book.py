@@ -3,7 +3,6 @@
 
 import collections
 import functools
-from collections.abc import Container
 from typing import NamedTuple
 
 from acstor_common.model import addresses
@@ -79,8 +78,3 @@ class AddressBook:
         self._at_ip[address.ip] -= 1
         if not self._at_ip[address.ip]:
             del self._at_ip[address.ip]
-
-    def retain_hosts(self, hosts: Container[ids.HostId]) -> None:
-        """Remove all hosts but these."""
-        for host in [host for host in self._at if host not in hosts]:
-            self.remove(host)

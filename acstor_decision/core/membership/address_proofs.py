@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records which host proved which address, before a table sends agents there."""
 
+from collections.abc import Collection
 from collections.abc import Container
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from acstor_common.model import ids
 from acstor_common.util import backoff
 from acstor_decision.core.membership import address_book
 
-AT_A_TIME = 64  # addresses verified in one round
+AT_A_TIME = 64  # limit of addresses in flight
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Pauses between attempts at one address; each is twice as long."""
 
@@ -23,11 +24,13 @@ class _Attempt(NamedTuple):
 
 
 class AddressProofs:
-    """Proven addresses and the last attempts."""
+    """Proven addresses, hosts that never proved one, and the last attempts."""
 
     def __init__(self) -> None:
         self._proven: dict[ids.HostId, address_book.Address] = {}
+        self._unproven: dict[ids.HostId, None] = {}  # the longest known first
         self._attempts: dict[address_book.Address, _Attempt] = {}
+        self._tried_s: dict[ids.HostId, float] = {}  # last attempt for each host
 
     def is_proven(self, host: ids.HostId, address: address_book.Address) -> bool:
         """Return whether a host was the last to prove that it is at an address."""
@@ -38,18 +41,38 @@ class AddressProofs:
         if self._proven.get(host) != address:
             self._proven = {h: at for h, at in self._proven.items() if at != address}
             self._proven[host] = address
+        self._unproven.pop(host, None)
 
-    def next_addresses(
-        self, wanted: Iterable[address_book.Address], now_s: float
+    def record_unproven(self, host: ids.HostId) -> None:
+        """Record that a host must prove its address, unless it has proven one."""
+        if host not in self._proven:
+            self._unproven.setdefault(host)
+
+    def longest_unproven(self) -> ids.HostId | None:
+        """Return the longest-known host that never proved an address."""
+        return next(iter(self._unproven), None)
+
+    def take_addresses(
+        self,
+        claims: Iterable[tuple[ids.HostId, address_book.Address]],
+        in_flight: Collection[address_book.Address],
+        now_s: float,
     ) -> list[address_book.Address]:
-        """Return the addresses to connect to now, untried ones first."""
-        due = [address for address in dict.fromkeys(wanted) if self._may_try(address, now_s)]
-        due.sort(key=lambda address: self._last_s(address))
-        return due[:AT_A_TIME]
+        """Return the addresses to connect to now, and record an attempt for their hosts.
 
-    def _last_s(self, address: address_book.Address) -> float:
-        found = self._attempts.get(address)
-        return found.at_s if found else float("-inf")
+        Hosts without an attempt come first, then those with the oldest, at whatever address.
+        """
+        due = [
+            (host, address)
+            for host, address in claims
+            if address not in in_flight and self._may_try(address, now_s)
+        ]
+        due.sort(key=lambda claim: self._tried_s.get(claim[0], float("-inf")))
+        free = max(0, AT_A_TIME - len(in_flight))
+        taken = list(dict.fromkeys(address for _, address in due))[:free]
+        chosen = frozenset(taken)
+        self._tried_s.update((host, now_s) for host, address in due if address in chosen)
+        return taken
 
     def _may_try(self, address: address_book.Address, now_s: float) -> bool:
         last = self._attempts.get(address)
@@ -71,9 +94,20 @@ class AddressProofs:
         last = self._attempts.get(address)
         return last is not None and last.at_s >= since_s and last.found != host
 
-    def retain_hosts(
-        self, hosts: Container[ids.HostId], claimed: Container[address_book.Address]
+    def remove_host(self, host: ids.HostId) -> None:
+        """Remove a host; the time of its last attempt stays, so it is not first if it returns."""
+        self._proven.pop(host, None)
+        self._unproven.pop(host, None)
+
+    def forget_attempts(
+        self,
+        hosts: Container[ids.HostId],
+        claimed: Container[address_book.Address],
+        now_s: float,
     ) -> None:
-        """Forget other hosts and addresses than these."""
-        self._proven = {host: at for host, at in self._proven.items() if host in hosts}
+        """Forget attempts at other addresses than these, and old ones for other hosts."""
         self._attempts = {at: attempt for at, attempt in self._attempts.items() if at in claimed}
+        since_s = now_s - LONGEST_PAUSE_S
+        self._tried_s = {
+            host: at_s for host, at_s in self._tried_s.items() if host in hosts or at_s >= since_s
+        }

@@ -2,7 +2,8 @@
 """Members: live hosts with their load and addresses, from their samples.
 
 A host becomes a member with its second good sample, and leaves when it is silent for a while. If
-most members fall silent at once, the bus has failed, and all stay.
+most members fall silent at once, the bus has failed, and all stay. At the limit of hosts, a new one
+replaces the longest-known one that never proved its address.
 """
 
 import collections
@@ -10,6 +11,7 @@ import dataclasses
 import fnmatch
 import functools
 import statistics
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
 
@@ -146,10 +148,14 @@ class Members:
         if refusal is not None:
             self.refused[refusal] += 1
             return refusal
-        host = ids.HostId(sample.host)
+        host, address = ids.HostId(sample.host), address_book.parse(sample.address)
+        if not self._has_room(host) and (unproven := self._proofs.longest_unproven()):
+            self._remove(unproven)
         if host not in self._members or self._is_gone(host, now_s):
             self._members[host] = Member(sample, now_s)
-        self._take_address(host, address_book.parse(sample.address))
+        self._take_address(host, address)
+        if not self._is_proven(host, address):
+            self._proofs.record_unproven(host)
         self._count(self._members[host], sample)
         self._members[host].last_sample_s = now_s
         self._order.record_newest(host, sample, now_s)
@@ -185,21 +191,25 @@ class Members:
     def remove_hosts(self, hosts: Iterable[str]) -> None:
         """Remove hosts that are no longer trusted, silent or not."""
         for host in hosts:
-            self._members.pop(ids.HostId(host), None)
-        self._addresses.retain_hosts(self._members)
+            self._remove(ids.HostId(host))
 
-    def addresses_to_verify(self, now_s: float) -> list[address_book.Address]:
-        """Return the addresses to verify now: unproven ones and those of silent hosts."""
+    def take_addresses(
+        self, in_flight: Collection[address_book.Address], now_s: float
+    ) -> list[address_book.Address]:
+        """Return the addresses to verify now: unproven ones and those of silent hosts.
+
+        :param in_flight: addresses that are being verified
+        """
         if not self.limits.verify_addresses:
             return []
         claims = ((host, self._claim(host)) for host in self._members)
         wanted = [
-            address
+            (host, address)
             for host, address in claims
             if not self._is_proven(host, address)
             or (self._is_silent(host, now_s) and not _is_loopback(address.ip))
         ]
-        return self._proofs.next_addresses(wanted, now_s)
+        return self._proofs.take_addresses(wanted, in_flight, now_s)
 
     def record_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
         """Record which host authenticated at an address; "": none."""
@@ -220,10 +230,18 @@ class Members:
         living = set(self.list_live(now_s))
         dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
         for host in dead:
-            del self._members[host]
-        self._proofs.retain_hosts(self._members, {self._claim(host) for host in self._members})
-        self._addresses.retain_hosts(self._members)
+            self._remove(host)
+        claimed = {self._claim(host) for host in self._members}
+        self._proofs.forget_attempts(self._members, claimed, now_s)
         self._order.forget_expired(now_s)
+
+    def _remove(self, host: ids.HostId) -> None:
+        self._members.pop(host, None)
+        self._addresses.remove(host)
+        self._proofs.remove_host(host)
+
+    def _has_room(self, host: ids.HostId) -> bool:
+        return host in self._members or len(self._members) < self.limits.hosts
 
     def _is_at_home(self, host: ids.HostId) -> bool:
         address = self._addresses.address_of(host)
@@ -274,13 +292,14 @@ class Members:
     def _refusal(
         self, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
-        if not may_join(sample.host, self.limits):
+        host = ids.HostId(sample.host)
+        if not may_join(host, self.limits):
             return Refusal.NOT_ALLOWED
-        if stale := self._order.why_refused(ids.HostId(sample.host), sample, now_s, wall_s):
+        if stale := self._order.why_refused(host, sample, now_s, wall_s):
             return stale
-        if sample.host not in self._members and len(self._members) >= self.limits.hosts:
+        if not self._has_room(host) and self._proofs.longest_unproven() is None:
             return Refusal.FULL
-        return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
+        return self._address_refusal(host, sample.address, now_s)
 
     def _holds(self, host: ids.HostId, address: address_book.Address, now_s: float) -> bool:
         """Return whether a host holds an address, so that other claims are refused."""

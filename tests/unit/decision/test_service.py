@@ -29,6 +29,7 @@ from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.core import threshold
 from acstor_decision.core.membership import address_book
+from acstor_decision.core.membership import address_proofs
 from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.db import image_queries
@@ -516,19 +517,18 @@ def test_thresholds_follow_switch_loads_and_stay_when_unknown(lone):
 def test_malformed_sample_is_counted_and_dropped(lone):
     received: list[decision_messages.Signed] = []
     refused = collections.Counter[str]()
-    endpoint = rpc._Endpoint(received.append, lone.service.current_ring, refused, {})
+    endpoint = rpc._Endpoint(received.append, refused, {})
     for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
         endpoint.sample_collected({}, payload)
     assert (received, refused) == ([], {"malformed": 4})
     signed = lone.enrolled.sealed(sample("h1", 1, 0, 0))
     endpoint.sample_collected({}, decision_messages.encode(signed))
     assert received == [signed]
-    assert decision_messages.decode(endpoint.get_ring({}), decision_messages.RingTable).epoch == 0
 
 
 @pytest.mark.expect_log("message sample_collected is ignored: .*broke the protocol")
 def test_malformed_samples_do_not_fill_the_log(lone, watched_log):
-    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, {"malformed": 0}, {})
+    endpoint = rpc._Endpoint(lambda sent: None, {"malformed": 0}, {})
     for _ in range(1000):
         endpoint.sample_collected({}, None)
     assert len(watched_log.messages) == message_bus.WARNINGS
@@ -628,12 +628,26 @@ def test_address_claimed_by_two_hosts_stays_with_the_first(lone):
     assert lone.epochs() == [1]
 
 
+@pytest.mark.expect_log("h4: sample [0-9]+ is refused: taken_address")
+def test_refused_samples_do_not_fill_the_log(lone, watched_log):
+    Cloud(lone).collect(3)
+    for number in range(4, 4 + sample_inbox.WAITING_OF_A_HOST):
+        thief = sample("h4", number, 0.0, 1, sent_s=lone.wall())
+        lone.accept_sample(msgspec.structs.replace(thief, address="10.0.0.1:7201"))
+    lone.service.run_round()
+    assert lone.service.metrics.refused["taken_address"] == sample_inbox.WAITING_OF_A_HOST
+    assert len(watched_log.messages) == message_bus.WARNINGS
+
+
 class Network:
     """An address verifier that finds given hosts at given addresses."""
 
     def __init__(self, **hosts: str) -> None:
         self.hosts = {address_book.parse(f"{ip}:7201"): host for host, ip in hosts.items()}
         self.asked: list[address_book.Address] = []
+
+    def in_flight(self) -> frozenset[address_book.Address]:
+        return frozenset(self.asked)
 
     def submit_addresses(
         self, addresses: Iterable[address_book.Address], _trust: trust_state.TrustState
@@ -662,6 +676,27 @@ def test_address_is_published_after_its_verification(configure, store):
     after.now_s = lone.now_s
     after.service.run_round()
     assert after.service.members.list_live(after.now_s) == ["h1", "h2", "h3"]  # from the table
+
+
+@pytest.mark.expect_log("no agent authenticates at 10.0.0.3 port 7201: timed out")
+def test_host_that_did_not_prove_its_address_gets_no_table(configure, store):
+    lone = Instance(configure(), store, verifier=Network(h1="10.0.0.1", h2="10.0.0.2"))
+    Cloud(lone).collect(9, epoch=0)
+    assert set(lone.sent) == {("h1", 1), ("h2", 1)}
+
+
+def test_new_addresses_in_each_sample_do_not_fill_the_queue_of_the_verifier(configure, store):
+    verifier = address_verifier.AddressVerifier()  # without threads: no attempt ends
+    lone = Instance(configure(), store, verifier=verifier)
+    for number in range(1, 40):
+        lone.now_s = number * COLLECTION_S
+        for host in ("h1", "h2"):
+            moved = msgspec.structs.replace(
+                sample(host, number, 0.0, 0), address=f"10.0.{number}.{host[1:]}:7201"
+            )
+            lone.accept_sample(moved)
+        lone.service.run_round()
+    assert verifier._wanted.qsize() == address_proofs.AT_A_TIME
 
 
 def test_one_host_with_a_high_epoch_changes_nothing(lone, store):
@@ -705,9 +740,7 @@ def test_oversized_table_is_not_published(lone, store, monkeypatch, watched_log)
 
 @pytest.mark.expect_log("message sample_collected is ignored")
 def test_forged_samples_do_not_fill_the_log(lone, watched_log):
-    endpoint = rpc._Endpoint(
-        lone.service.accept_sample, lone.service.current_ring, {"malformed": 0}, {}
-    )
+    endpoint = rpc._Endpoint(lone.service.accept_sample, {"malformed": 0}, {})
     for _ in range(1000):
         endpoint.sample_collected({}, {"payload": 5})
     assert len(watched_log.messages) == message_bus.WARNINGS

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
+from acstor_decision.core.membership import address_book
 from acstor_decision.core.membership import members
 
 R = members.Refusal
@@ -341,6 +342,24 @@ def test_number_of_hosts_is_limited():
     cloud.collect("h1", "h2", times=2)
     assert cloud.accept(sample("h3", 3)) is R.FULL
     cloud.collect("h1", "h2")
+
+
+def test_new_host_replaces_the_longest_known_one_that_never_proved_its_address():
+    cloud = Cloud(hosts=3, verify_addresses=True)
+    cloud.collect("h1", "h2", "h3", times=2)
+    cloud.members.record_proof(address_book.parse("10.0.0.1:7201"), "h1", cloud.now_s)
+    moved = sample("h1", 3, address="10.0.0.9:7201")  # its new address is unproven
+    assert cloud.accept(moved) is None
+    for newcomer, left in (("h4", ["h1", "h3", "h4"]), ("h5", ["h1", "h4", "h5"])):
+        assert cloud.accept(sample(newcomer, 3)) is None
+        assert cloud.members.list_hosts() == left
+    for n in (4, 5):
+        cloud.members.record_proof(address_book.parse(f"10.0.0.{n}:7201"), f"h{n}", cloud.now_s)
+    assert cloud.accept(sample("h6", 3)) is R.FULL
+    cloud.members.remove_hosts(["h4"])
+    assert cloud.accept(sample("h6", 3)) is None
+    assert cloud.accept(sample("h2", 4)) is None
+    assert cloud.members.list_hosts() == ["h1", "h2", "h5"]
 
 
 @pytest.mark.parametrize("interval_s", [5e-324, 1e-300, 1e-4])
