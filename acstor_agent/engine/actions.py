@@ -137,6 +137,12 @@ class SendRefusal(NamedTuple):
     request: chunk_ref.Request | None = None
 
 
+class SendExcessRefusal(SendRefusal):
+    """Refuse a request because the requester exceeds its own limits; it is charged for that."""
+
+    __slots__ = ()
+
+
 class SendReferral(NamedTuple):
     """Answer a request with other hosts to ask, the best first."""
 

@@ -86,16 +86,25 @@ class Exchange(engine_driver.EngineDriver):
 
     def chunk_ref_of(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return the reference to a chunk of an image."""
-        first, refs = self.segment_of(image_map, chunk_no)
-        return refs[chunk_no - first]
+        number, at = divmod(chunk_no, self._segment_chunks)
+        return self._segment(image_map, number)[at]
 
-    def segment_of(
+    def cids_of_segment(
         self, image_map: chunk_map.ChunkMap, chunk_no: int
-    ) -> tuple[int, list[chunk_ref.ChunkRef]]:
-        """Return the first chunk number of a segment, and references to its chunks."""
-        length = self._segment_chunks
-        number = chunk_no // length
-        return number * length, self._segment(image_map, number)
+    ) -> tuple[int, list[ids.Cid]]:
+        """Return the first chunk number of a chunk's segment, and the CIDs of the segment."""
+        first = chunk_no - chunk_no % self._segment_chunks
+        stop = min(first + self._segment_chunks, len(image_map))
+        return first, image_map.cids_between(first, stop)
+
+    def segment_name(
+        self, image_map: chunk_map.ChunkMap, first: int, cids: Sequence[ids.Cid]
+    ) -> ids.Oid:
+        """Return the name of a segment; costs less than references to its chunks."""
+        size = image_map.geometry.chunk_bytes
+        places = range(first * size, (first + len(cids)) * size, size)
+        oids = self._names.oids_of(image_map.image_id, places, cids)
+        return segments.names(cids, oids, self._segment_chunks)[0]
 
     def chunk_refs_of(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
@@ -167,13 +176,9 @@ class Exchange(engine_driver.EngineDriver):
         """Return whether this host is the home of a chunk."""
         return self.core.context.ring.is_home(ref.ring_position)
 
-    def home_of(self, ref: chunk_ref.ChunkRef) -> ids.HostId | None:
-        """Return the home of a chunk."""
-        return self.core.context.ring.home(ref.ring_position)
-
-    def holders_bitmap(self, ref: chunk_ref.ChunkRef) -> int:
+    def holders_bitmap(self, segment: ids.Oid) -> int:
         """Return the bitmap of the segment's chunks that holders other than the home have."""
-        return self.core.context.holders_bitmap(ref)
+        return self.core.context.holders_bitmap(segment)
 
     def has_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in the cache."""
@@ -227,6 +232,12 @@ class Exchange(engine_driver.EngineDriver):
         kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
         chunks = [message.chunks if isinstance(message, kind) else () for kind in kinds]
         self.handle_event(self.core.announcement_received, host, *chunks, message.segment_chunks)
+
+    def charge_lookups(self, host: ids.HostId, lookups: int) -> bool:
+        """Charge a peer for look-ups of its announcements; return whether it may cause more."""
+        limits = self.core.context.announcements.limits
+        limits.charge_lookups(host, lookups, self.clock())
+        return limits.lookups_left(host, self.clock()) > 0
 
     def protocol_violated(self, host: ids.HostId, error: errors.RemoteProtocolError) -> None:
         """Record that an asked peer broke the protocol."""

@@ -163,6 +163,8 @@ class PeerServer:
             case actions.SendRefusal(number, failure, why, request):
                 if request is not None:
                     self._warn(connection.host, request, why)
+                if isinstance(answer, actions.SendExcessRefusal):
+                    connection.charge_refusal()
                 code = _CODES.get(failure, peer_wire.RefuseCode.UNREACHABLE)
                 return peer_wire.Refuse(number, code)
 

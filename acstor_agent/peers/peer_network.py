@@ -20,6 +20,7 @@ from acstor_agent.peers import unauthenticated_connections
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import demand_gate
+from acstor_agent.peers.connection import failed_dials
 from acstor_agent.peers.connection import hello_exchange
 from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import peer_channel
@@ -67,6 +68,7 @@ class PeerNetwork:
             tuple[ids.HostId, peer_wire.ConnectionClass], peer_channel.Channel
         ] = {}
         self._replaced: set[peer_channel.Channel] = set()  # still with pending requests
+        self._failed_dials = failed_dials.FailedDials(self._limits.outgoing)
         self._incoming: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
@@ -149,8 +151,15 @@ class PeerNetwork:
         self, host: ids.HostId, address: str, announcement: peer_wire.Notification
     ) -> None:
         """Send a message, connecting if needed; drop it if that or room fails."""
+        klass = peer_wire.ConnectionClass.BULK
+        if not (
+            self._failed_dials.may_announce(host, address)
+            or self._open_channel(host, address, klass)
+        ):
+            self._on_announcement_lost(host)
+            return
         try:
-            channel = self._channel_to(host, address, peer_wire.ConnectionClass.BULK)
+            channel = self._channel_to(host, address, klass)
         except errors.ChunkUnavailable as e:
             LOG.debug("announcement dropped: %s", e)
             return
@@ -199,12 +208,18 @@ class PeerNetwork:
             del self._channels[channel.host, channel.klass]
         channel.connection_ended()
 
+    def _open_channel(
+        self, host: ids.HostId, address: str, klass: peer_wire.ConnectionClass
+    ) -> peer_channel.Channel | None:
+        channel = self._channels.get((host, klass))
+        return channel if channel and channel.address == address and channel.is_open else None
+
     def _channel_to(
         self, host: ids.HostId, address: str, klass: peer_wire.ConnectionClass
     ) -> peer_channel.Channel:
+        if (known := self._open_channel(host, address, klass)) is not None:
+            return known
         channel = self._channels.get((host, klass))
-        if channel and channel.address == address and channel.is_open:
-            return channel
         if self._nursery is None:
             what = "a connection to another host"
             raise errors.SourceUnreachable(what, "this host", "its peer network is not running")
@@ -244,7 +259,7 @@ class PeerNetwork:
             why = f"cannot connect: {peer_link.reason(error)}"
             channel.failure = errors.SourceUnreachable("a connection", channel.peer, why)
         except (errors.NotAuthenticated, errors.OtherVersion) as error:
-            LOG.warning("Connection to %s dropped: %s", channel.peer, error)
+            self._failed_dials.log_rejection(channel.host, channel.peer, error)
             channel.failure = errors.SourceUnreachable("a connection", channel.peer, str(error))
         except errors.RemoteProtocolError as error:
             channel.failure = error
@@ -253,6 +268,8 @@ class PeerNetwork:
             why = self.faults.record_fault("a connection to a peer", error)
             channel.failure = errors.SourceUnreachable("a connection", channel.peer, why)
         finally:
+            if channel.connection is None:
+                self._failed_dials.dial_failed(channel.host, channel.address)
             self._remove_channel(channel)
             if channel.may_have_missed_announcements:
                 self._on_announcement_lost(channel.host)

@@ -36,6 +36,8 @@ class Leases:
         self._charged_to: dict[ids.ImageId, ids.HostId] = {}
         """The host that each image is charged to, one of those that lease it."""
         self._charges: collections.Counter[ids.HostId] = collections.Counter()
+        self._hosts_by_charge: collections.Counter[int] = collections.Counter()
+        self._highest_charge = 0
 
     def __contains__(self, image_id: object) -> bool:
         return image_id in self._until_s
@@ -105,6 +107,8 @@ class Leases:
     def _most_charged_host(self, host: ids.HostId) -> ids.HostId | None:
         """Return a host to evict an image of, one with more images than ``host``."""
         enough = self._charges[host] + 1
+        if self._highest_charge <= enough:
+            return None  # without a search, since a host may repeat refused requests
         others = [candidate for candidate in self._charges if candidate not in (host, FORMER_HOSTS)]
         most = max(others, key=lambda candidate: self._charges[candidate], default=FORMER_HOSTS)
         for candidate in (most, FORMER_HOSTS):
@@ -115,12 +119,21 @@ class Leases:
     def _charge(self, image_id: ids.ImageId, host: ids.HostId | None) -> None:
         before = self._charged_to.pop(image_id, None)
         if before is not None:
-            self._charges[before] -= 1
-            if not self._charges[before]:
-                del self._charges[before]
+            self._change_charge(before, -1)
         if host is not None:
             self._charged_to[image_id] = host
-            self._charges[host] += 1
+            self._change_charge(host, 1)
+
+    def _change_charge(self, host: ids.HostId, change: int) -> None:
+        before = self._charges[host]
+        after = self._charges[host] = before + change
+        if not after:
+            del self._charges[host]
+        self._hosts_by_charge[before] -= 1
+        self._hosts_by_charge[after] += 1
+        self._highest_charge = max(self._highest_charge, after)
+        if not self._hosts_by_charge[self._highest_charge]:
+            self._highest_charge -= 1  # the host had the most, and has one less now
 
     def _end(self, host: ids.HostId, image_id: ids.ImageId) -> None:
         holders = self._until_s.get(image_id, {})

@@ -154,10 +154,10 @@ class Context:
             and not self.peers.is_in_backoff(host, self.now)
         ]
 
-    def holders_bitmap(self, ref: chunk_ref.ChunkRef) -> int:
-        """Return the bitmap of the chunks in the segment of ``ref`` with such holders."""
-        bits_of = dict(self.locations.holders_of_segment(ref))
+    def holders_bitmap(self, segment: ids.Oid) -> int:
+        """Return the bitmap of the chunks in a segment with such holders."""
+        bits_of = dict(self.locations.holders_of_segment(segment))
         bits = 0
-        for host in self._eligible_holders(ref.ring_position, [*bits_of]):
+        for host in self._eligible_holders(segment, [*bits_of]):
             bits |= bits_of[host]
         return bits

@@ -2,6 +2,7 @@
 """Pauses between retries of guests' chunks; due retries take turns by image, after new guests."""
 
 import collections
+import itertools
 from collections.abc import Iterator
 
 from acstor_agent.engine import priority
@@ -100,7 +101,7 @@ class Retries:
 
     def chunk_became_available(self) -> None:
         """End the oldest pauses, because a chunk that had failed before has arrived."""
-        for pause in list(self._waiting)[:WOKEN]:
+        for pause in list(itertools.islice(self._waiting, WOKEN)):
             self._waiting.move_to_end(pause)
             self.pause_ended(pause)
         self._next_s -= WOKEN / PER_S

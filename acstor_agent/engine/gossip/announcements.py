@@ -5,8 +5,8 @@ A message names segments, each with a bitmap of chunks (:mod:`acstor_common.mode
 accepted from hosts of this group that are not in backoff, within :class:`AnnouncementLimits`, and
 with the same segment length. A neighbour is not sent its own announcements, or chunks it gave: for
 each chunk the table keeps the neighbours that were *skipped*, so one encoded message serves all
-others. *Hints* tell hosts with surplus copies of chunks of this home to evict them first. Full
-queues and tables drop their oldest entry.
+others. *Hints* tell hosts with surplus copies of chunks of this home to evict them first; only the
+home of a chunk may hint. Full queues and tables drop their oldest entry.
 """
 
 from collections.abc import Collection
@@ -38,7 +38,7 @@ HINTED_AT_A_TIME = 64  # hosts that get hints at a time, since each may need a c
 ANNOUNCED_CHUNKS = token_buckets.Rate(per_s=20_000.0, burst=20_000.0)
 """Announced chunks accepted from a peer; 10 Gbit/s carry 19,000 chunks of 64 KiB a second."""
 LOOKUPS_OF_PEER = token_buckets.Rate(per_s=40_000.0, burst=20_000.0)
-"""A look-up takes up to 1 us (measured): 4 % of a processor, and 20 ms at once."""
+"""A look-up takes up to 1 us (measured): 4 % of a processor. A segment of an image costs more."""
 LOOKUPS_OF_ALL = token_buckets.Rate(per_s=100_000.0, burst=50_000.0)
 DENIAL_COST = 16  # chunks that a peer's allowance loses when it denies a chunk that it announced
 RATED_PEERS = 4096  # peers whose announcement rate is remembered
@@ -61,9 +61,10 @@ class AnnouncementLimits:
 
     >>> h1, h2 = ids.HostId("h1"), ids.HostId("h2")
     >>> limits = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)
-    >>> limits.admit_chunks(h1, 50, 0.0), limits.admit_chunks(h1, 50, 1.0)
-    (30, 10)
-    >>> limits.admit_chunks(h2, 30, 1.0, lookups=10_000)  # with as many images attached
+    >>> some = [(ids.Oid(number), 0b11) for number in range(1, 26)]
+    >>> [segments.count(limits.admit_chunks(h1, some, now)) for now in (0.0, 1.0)]
+    [30, 10]
+    >>> len(limits.admit_chunks(h2, some, 1.0, lookups=10_000))  # with as many images attached
     2
     """
 
@@ -81,18 +82,25 @@ class AnnouncementLimits:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def admit_chunks(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
-        """Return how many of ``count`` announced chunks to accept, at ``lookups`` each."""
-        may = min(
-            self._chunks.tokens_left(host, now),
-            self._lookups.tokens_left(host, now) / lookups,
-            self._all_lookups.tokens_left(None, now) / lookups,
-        )
-        accepted = min(count, max(0, int(may)))
-        self._chunks.charge_tokens(host, accepted, now)
-        self._lookups.charge_tokens(host, accepted * lookups, now)
-        self._all_lookups.charge_tokens(None, accepted * lookups, now)
+    def admit_chunks(
+        self, host: ids.HostId, chunks: _Chunks, now: float, lookups: int = 1
+    ) -> _Chunks:
+        """Return the leading segments to accept, at ``lookups`` each."""
+        chunks = chunks[: int(self.lookups_left(host, now) / lookups)]
+        accepted = segments.first(chunks, int(self._chunks.tokens_left(host, now)))
+        self._chunks.charge_tokens(host, segments.count(accepted), now)
+        self.charge_lookups(host, len(accepted) * lookups, now)
         return accepted
+
+    def lookups_left(self, host: ids.HostId, now: float) -> float:
+        """Return how many look-ups a peer may cause now."""
+        of_all = self._all_lookups.tokens_left(None, now)
+        return max(0.0, min(self._lookups.tokens_left(host, now), of_all))
+
+    def charge_lookups(self, host: ids.HostId, lookups: int, now: float) -> None:
+        """Charge a peer for look-ups."""
+        self._lookups.charge_tokens(host, lookups, now)
+        self._all_lookups.charge_tokens(None, lookups, now)
 
     def penalize_peer(self, host: ids.HostId, chunks: int, now: float) -> None:
         """Reduce the allowance of a peer that announced wrong chunks."""
@@ -154,16 +162,19 @@ class Announcements:
             self._locations.add_holder(host, known)
             if host in self._neighbours:
                 self._skip_known(host, known)
-        evictable = self._admit_chunks(host, evictable, lookups, now)
+        hinted = self._admit_chunks(host, evictable, lookups, now)
+        evictable = [chunks for chunks in hinted if self._ring.home(chunks[0]) == host]
         if known or evictable:
             self._out.others.append(actions.ForwardAnnouncement(host, known, evictable))
 
     def _admit_chunks(self, host: ids.HostId, chunks: _Chunks, lookups: int, now: float) -> _Chunks:
-        count = segments.count(chunks)
-        accepted = self.limits.admit_chunks(host, count, now, lookups) if count else 0
-        self.accepted_chunks += accepted
-        self.ignored_chunks += count - accepted
-        return chunks if accepted == count else segments.first(chunks, accepted)
+        if not chunks:
+            return chunks
+        accepted = self.limits.admit_chunks(host, chunks, now, lookups)
+        count = segments.count(accepted)
+        self.accepted_chunks += count
+        self.ignored_chunks += segments.count(chunks) - count
+        return accepted
 
     def _skip_known(self, host: ids.HostId, known: _Chunks) -> None:
         bits_of = dict(known)

@@ -96,10 +96,10 @@ class LocationIndex:
         keys = self.all_keys((ref,))[0]
         return self.hosts_of_keys(keys) if keys else []
 
-    def holders_of_segment(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
-        """Return the hosts that announced chunks of the segment, each with its bitmap."""
+    def holders_of_segment(self, segment: ids.Oid) -> list[tuple[ids.HostId, int]]:
+        """Return the hosts that announced chunks of a segment, each with its bitmap."""
         found = []
-        for entry in _split(self._holders.get(ref.ring_position) or b""):
+        for entry in _split(self._holders.get(segment) or b""):
             if (host := self._keys.host_of(entry[:_KEY])) is not None:
                 found.append((host, _bits(entry)))
         return found

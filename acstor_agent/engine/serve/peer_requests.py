@@ -71,7 +71,7 @@ class PeerRequests:
             deadline_s = context.now + min(request.timeout_s, MAX_TIMEOUT_S)
             if link.requester.requests + len(numbers) > context.settings.requests_of_peer:
                 all_pending = [PendingRequest(link, request, n, deadline_s) for n in numbers]
-                self._refuse_all(all_pending, Failure.BUSY)
+                self._refuse_excess(all_pending)
                 continue
             refs = self._rights.authorize(host, request)
             if isinstance(refs, list) and self._may_give_run(link, request, refs):
@@ -186,7 +186,7 @@ class PeerRequests:
             return
         is_new = transfer is None or (transfer.relay is None and transfer.read is None)
         if is_new and requester.begun >= context.settings.transfers_of_peer:
-            self._refuse(pending, Failure.BUSY)
+            self._refuse_excess((pending,))
             return
         transfer = context.transfers.get_or_create((pending.ref,), pending.priority)
         if is_new and transfer.charged_to is None:
@@ -307,6 +307,10 @@ class PeerRequests:
     ) -> None:
         for pending in all_pending:
             self._refuse(pending, failure, why)
+
+    def _refuse_excess(self, all_pending: Sequence[PendingRequest]) -> None:
+        for pending in all_pending:
+            self._end(pending, actions.SendExcessRefusal(pending.number, Failure.BUSY))
 
     def _end(self, pending: PendingRequest, answer: actions.Answer | None = None) -> None:
         if answer is not None:

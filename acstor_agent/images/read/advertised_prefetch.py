@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 import trio
 
@@ -19,6 +20,8 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 
 MAX_IN_FLIGHT = 32
+HIT_LOOKUPS, CHUNK_LOOKUPS = 10, 3
+"""Cost of a segment that the image has, and of each of its chunks to handle, in look-ups."""
 
 MakePolicy = Callable[[chunk_state.ChunkStates], prefetcher.PrefetchPolicy]
 """Returns the policy of one image, from the states of its chunks."""
@@ -49,45 +52,46 @@ class AdvertisedPrefetch:
         self._next: list[int] = []
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
-    def chunks_advertised(self, announced: Iterable[segments.Chunks]) -> None:
-        """Record advertised chunks; fetch useful ones, unless only their home announced them."""
+    def chunks_advertised(self, announced: Iterable[segments.Chunks]) -> int:
+        """Record advertised chunks; fetch useful ones, unless only their home announced them.
+
+        Return the cost of the segments that the image has, in look-ups.
+        """
         if not self._is_on:
-            return
-        find = self._index.find_parent
+            return 0
+        find, lookups = self._index.find_parent, 0
         for segment, bits in announced:
             if (named := find(segment)) is not None:  # rare when many images are attached
-                self._note(self._chunks_of(named, segment, bits))
+                lookups += self._note(named, segment, bits)
         self._fetch_some()
+        return lookups
 
     def _is_present(self, cid: ids.Cid) -> bool:
         return self._chunks.has_chunk(cid) or self._boots.covers_chunk(cid)
 
-    def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
-        refs = [chunk for chunk in chunks if not self._is_present(chunk[1].cid)]
-        given = self._chunks.holders_bitmap(refs[0][1]) if refs else 0
-        for chunk_no, ref in refs:
-            if ref.bit & given:
-                self.prefetcher.chunk_advertised(self._index.parent_of(chunk_no))
+    def _note(self, named: int, segment: ids.Oid, bits: int) -> int:
+        first, cids = self._chunks.cids_of_segment(self._map, named)
+        missing = [at for at, cid in _named(cids, bits) if not self._is_present(cid)]
+        if not missing or self._chunks.segment_name(self._map, first, cids) != segment:
+            return lookups_of_hit(0)
+        given = self._chunks.holders_bitmap(segment)
+        for at in missing:
+            if given >> at & 1:
+                self.prefetcher.chunk_advertised(self._index.parent_of(first + at))
+        return lookups_of_hit(len(missing))
 
-    def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return the chunks of a segment, by number; none if this image lacks it.
+    def chunks_of(self, segment_chunks: segments.Chunks) -> list[tuple[int, ids.Cid]] | None:
+        """Return the chunks of a segment, by number; None if this image lacks it.
 
-        It returns none, too, if the chunk that names the segment occurs earlier in the image.
+        The list is empty if the chunk that names the segment occurs earlier in the image.
         """
-        named = self._index.find_parent(segment_chunks[0])
-        return [] if named is None else self._chunks_of(named, *segment_chunks)
-
-    def _chunks_of(
-        self, named: int, segment: ids.Oid, bits: int
-    ) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        first, refs = self._chunks.segment_of(self._map, named)
-        if refs[0].ring_position != segment:
+        segment, bits = segment_chunks
+        if (named := self._index.find_parent(segment)) is None:
+            return None
+        first, cids = self._chunks.cids_of_segment(self._map, named)
+        if self._chunks.segment_name(self._map, first, cids) != segment:
             return []
-        return [
-            (chunk_no, ref)
-            for chunk_no, ref in enumerate(refs, first)
-            if ref.bit & bits and ref.cid != ids.ZERO_CID
-        ]
+        return [(first + at, cid) for at, cid in _named(cids, bits)]
 
     def chunk_evicted(self, names: Iterable[ids.Oid]) -> None:
         """Record evictions."""
@@ -154,3 +158,13 @@ class AdvertisedPrefetch:
                 found.append((chunk_no, ref))
         self._next = []
         return found
+
+
+def lookups_of_hit(chunks: int) -> int:
+    """Return the cost of a segment that an image has, with so many chunks to handle."""
+    return HIT_LOOKUPS + CHUNK_LOOKUPS * chunks
+
+
+def _named(cids: Sequence[ids.Cid], bits: int) -> list[tuple[int, ids.Cid]]:
+    """Return the chunks of a bitmap, without zeros, by their place in the segment."""
+    return [(at, cid) for at, cid in enumerate(cids) if bits >> at & 1 and cid != ids.ZERO_CID]

@@ -32,7 +32,7 @@ from acstor_common.wire.peer import peer_wire
 LOG = logging.getLogger(__name__)
 
 ROOM_CHECK_S = 0.1
-PARTS_PER_TURN = peer_wire.MAX_BATCH  # messages, or requests in them, before other tasks get a turn
+PARTS_PER_TURN = peer_wire.MAX_BATCH  # messages, or entries in them, before other tasks get a turn
 Part = peer_wire.Message | peer_wire.ChunkRequest
 
 
@@ -243,9 +243,7 @@ class PeerConnection(abc.ABC):
                                 continue
                             self._uncork()
                             await self._wait_for_room(part)
-                        handled += 1
-                        if isinstance(part, peer_wire.Get):
-                            handled += sum([request.chunk_count for request in part.requests]) - 1
+                        handled += count_entries(part)
                         self._is_corked = True
                         self._handle(part)
                 finally:
@@ -353,6 +351,20 @@ class PeerConnection(abc.ABC):
     def _is_answer_awaited(self) -> bool:
         """Whether the other side has requests of ours, and must show that it lives."""
         return False
+
+
+def count_entries(part: Part) -> int:
+    """Return the number of chunks, segments, leases or shares in a message; at least 1."""
+    match part:
+        case peer_wire.Get(requests):
+            return sum([request.chunk_count for request in requests])
+        case peer_wire.Advertise(entries) | peer_wire.Gone(entries):
+            return len(entries)
+        case peer_wire.EvictionHint(entries) | peer_wire.ReplicaRequest(entries):
+            return len(entries)
+        case peer_wire.ReplicaReport(_, entries):
+            return len(entries)
+    return 1
 
 
 def describe(request: peer_wire.ChunkRequest) -> str:

@@ -31,7 +31,7 @@ OnAnnouncement = Callable[[ids.HostId, peer_wire.Notification], None]
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
 _USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
-"""Refusals that the requester caused, not this host's state."""
+"""Refusals that the requester caused, not this host's state; some BUSY ones, too."""
 MESSAGE_BYTES = 128  # overhead of a queued message
 ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 """Reserved for an answer beside its chunk: enough for a refusal."""
@@ -39,6 +39,7 @@ ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 
 NOTIFICATIONS = token_buckets.Rate(per_s=200.0, burst=400.0)
 """Announcement messages from a host; 70 a second fill 10 Gbit/s."""
+ENTRIES_PER_TOKEN = 16  # leases or shares that cost as much as a message; chunks have own limits
 
 
 class RequestHandler(Protocol):
@@ -201,7 +202,10 @@ class ServerConnection(base_connection.PeerConnection):
             case peer_wire.Ping(token):
                 self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.Notification):
-                self._budgets.notifications.charge_tokens(self._sharer, 1, trio.current_time())
+                tokens = 1.0
+                if isinstance(part, peer_wire.ReplicaRequest | peer_wire.ReplicaReport):
+                    tokens += base_connection.count_entries(part) / ENTRIES_PER_TOKEN
+                self._budgets.notifications.charge_tokens(self._sharer, tokens, trio.current_time())
                 self._on_announcement(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.ChunkRequest]) -> None:
@@ -249,6 +253,10 @@ class ServerConnection(base_connection.PeerConnection):
             self._release(lengths)
             self.send_messages(*awaited)
         self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
+
+    def charge_refusal(self) -> None:
+        """Charge the requester for a BUSY refusal that it caused."""
+        self._account(loop_share.REFUSAL_PRICE, is_useful=False)
 
     def _awaited(self, answers: Iterable[Answer]) -> Iterator[Answer]:
         """Yield the answers to pending requests; of a partly answered run, chunk by chunk."""

@@ -532,7 +532,7 @@ async def test_undeletable_head_does_not_prevent_forgetting_the_image(host, monk
 
 async def test_advertised_chunk_of_the_boot_image_is_not_prefetched(host, monkeypatch):
     image = await loaded(host)
-    monkeypatch.setattr(host.chunks, "holders_bitmap", lambda ref: 1)
+    monkeypatch.setattr(host.chunks, "holders_bitmap", lambda segment: 1)
     cid = image.map.cid_of(5)
     image.prefetch.chunks_advertised(announced.alone(ids.oid_of(cid)))
     assert image.prefetch.states.in_flight == 0

@@ -3,7 +3,9 @@
 
 import contextlib
 import dataclasses
+import math
 import socket
+import uuid
 
 import pytest
 import trio
@@ -21,7 +23,9 @@ from acstor_common.model import ids
 from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 from acstor_common.wire.peer import peer_wire
+from acstor_common.wire.peer import replica_messages
 from tests.fakes import admission
+from tests.fakes import announced
 from tests.fakes import request_server
 from tests.fakes import task_switches
 from tests.unit.agent import test_peer_network as nets
@@ -310,6 +314,85 @@ async def test_host_is_charged_for_missing_refusals_but_not_for_busy_ones():
                     levels.append(server._share._small.tokens_left(sharer, trio.current_time()))
         paid = 20 * loop_share.REFUSAL_PRICE
         assert levels == [rate.burst, pytest.approx(rate.burst - paid, abs=1.0)]
+
+
+async def test_host_is_charged_for_refusals_that_exceed_its_own_limits():
+    class Refusing(request_server.TaskServer):
+        def requests_received(self, connection, requests, arrived_s):
+            busy = peer_wire.RefuseCode.BUSY
+            connection.charge_refusal()
+            connection.send_answers([peer_wire.Refuse(one.request_id, busy) for one in requests])
+
+    rate = token_buckets.Rate(per_s=0.01, burst=100.0)
+    limits = peer_network.PeerLimits(small_messages=rate)
+    async with trio.open_nursery() as nursery:
+        giver = Refusing(nets.serve_data, nursery)
+        async with nets.serving(handler=giver, limits=limits) as (server, address):
+            async with nets.asking(address) as client:
+                with pytest.raises(errors.ChunkUnavailable):
+                    await client.fetch(0, 10)
+                left = server._share._small.tokens_left((nets.CLIENT, DEMAND), trio.current_time())
+    assert left == pytest.approx(rate.burst - loop_share.REFUSAL_PRICE, abs=0.1)
+
+
+LEASES = peer_wire.ReplicaRequest(
+    tuple([replica_messages.Lease(ids.ImageId(str(uuid.UUID(int=n))), 60) for n in range(256)])
+)
+SHARES = peer_wire.ReplicaReport(
+    1,
+    tuple(
+        [
+            replica_messages.ImageShare(lease.image_id, replica_messages.ShareState.KEPT, 1, 1)
+            for lease in LEASES.leases[:128]
+        ]
+    ),
+)
+SEGMENTS = peer_wire.Advertise(announced.alone(*range(1, 513)))
+
+
+@pytest.mark.parametrize(
+    ("message", "tokens"),
+    [(LEASES, 17), (SHARES, 9), (SEGMENTS, 1)],
+    ids=["leases", "shares", "segments"],
+)
+async def test_message_of_many_leases_or_shares_costs_as_much_as_several(
+    message, tokens, monkeypatch
+):
+    monkeypatch.setattr(server_connection, "NOTIFICATIONS", token_buckets.Rate(1e-3, 2 * 17))
+    heard = []
+    async with nets.serving() as (server, address):
+        server.set_callbacks(on_announcement=lambda host, message: heard.append(message))
+        async with nets.asking(address) as client:
+            for _ in range(6):
+                client.net.send_announcement(nets.SERVER, address, message)
+            expected = min(6, math.ceil(2 * 17 / tokens))
+            await nets.wait_until(lambda: len(heard) >= expected)
+            await trio.sleep(0.1)
+    assert heard == expected * [message]
+
+
+@pytest.mark.parametrize(
+    "message", [LEASES, SHARES, SEGMENTS], ids=["leases", "shares", "segments"]
+)
+async def test_messages_with_many_entries_are_handled_in_separate_loop_turns(message):
+    class Turns(trio.abc.Instrument):
+        count = 0
+
+        def before_io_wait(self, timeout):
+            self.count += 1
+
+    turns, at = Turns(), []
+    async with nets.serving() as (server, address):
+        server.set_callbacks(on_announcement=lambda host, message: at.append(turns.count))
+        stream = await nets.dial(address)
+        await stream.send_all(hello("h1", BULK))
+        await stream.receive_some()
+        trio.lowlevel.add_instrument(turns)
+        await stream.send_all(frame(message) * 4)
+        await nets.wait_until(lambda: len(at) == 4)
+        trio.lowlevel.remove_instrument(turns)
+        await trio.aclose_forcefully(stream)
+    assert len(set(at)) == 4
 
 
 @pytest.mark.expect_log("no Hello in time")

@@ -15,6 +15,7 @@ import trio.testing
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import demand_gate
+from acstor_agent.peers.connection import failed_dials
 from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.model import ids
@@ -911,6 +912,61 @@ async def test_announcement_to_an_unreachable_host_is_reported_lost():
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(priority=PREFETCH)
     assert unheard == [SERVER]  # a failed request is no lost announcement
+
+
+async def test_announcements_pause_after_a_failed_dial_but_requests_dial_at_once():
+    dials, unheard = [], []
+
+    async def handler(stream):
+        dials.append(stream)  # and it closes
+
+    async with (
+        faking(handler) as address,
+        asking(address, reported={"on_announcement_lost": unheard.append}) as client,
+    ):
+        for number in range(1, 31):
+            client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(number)))
+            await trio.sleep(0.005)
+        assert len(dials) == 1 and set(unheard) == {SERVER}
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch(priority=PREFETCH)
+        assert len(dials) == 2
+
+
+async def test_announcements_dial_again_after_the_pause(monkeypatch):
+    monkeypatch.setattr(failed_dials, "REDIAL_S", 0.2)
+    heard, unheard = [], []
+    async with serving() as (server, address):
+        server.set_callbacks(on_announcement=lambda host, message: heard.append(message))
+        async with asking(address, reported={"on_announcement_lost": unheard.append}) as client:
+            client.net._failed_dials.dial_failed(SERVER, address)
+            one, two = (peer_wire.Gone(announced.alone(number)) for number in (1, 2))
+            client.net.send_announcement(SERVER, address, one)
+            assert unheard == [SERVER] and client.net.connection_counts == (0, 0)
+            await trio.sleep(0.3)
+            client.net.send_announcement(SERVER, address, two)
+            await wait_until(lambda: heard)
+    assert heard == [two] and unheard == [SERVER]
+
+
+async def test_announcements_use_a_connection_that_requests_opened_despite_the_pause():
+    heard = []
+    async with serving() as (server, address), asking(address) as client:
+        server.set_callbacks(on_announcement=lambda host, message: heard.append(message))
+        client.net._failed_dials.dial_failed(SERVER, address)
+        await client.fetch(priority=PREFETCH)
+        client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
+        await wait_until(lambda: heard)
+
+
+@pytest.mark.expect_log("Connection to server.example .* dropped: Hello .* not on the table")
+async def test_warnings_of_rejected_servers_are_rate_limited_by_host(caplog):
+    nobody = admission.Admission(lambda host, not_before_s: "it is not on the table")
+    async with serving() as (_server, address), asking(address, admission=nobody) as client:
+        for _ in range(5):
+            with pytest.raises(errors.SourceUnreachable, match="not on the table"):
+                await client.fetch()
+    assert len([one for one in caplog.records if "Connection to" in one.getMessage()]) == 1
 
 
 async def test_announcement_is_reported_lost_when_its_host_disconnects():

@@ -6,6 +6,7 @@ import logging
 import pytest
 import trio
 
+from acstor_agent.engine import settings
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
 from acstor_common import errors
@@ -89,6 +90,18 @@ async def test_refusal_of_a_missing_chunk_is_not_logged(requester, autojump_cloc
     requester.cloud.source.failure = errors.ChunkMissing("a chunk", "memory")
     requester.send(3 * CHUNK)
     assert isinstance((await requester.receive_answers())[3], peer_wire.Refuse)
+
+
+async def test_requester_is_charged_for_refusals_beyond_its_own_limits(
+    requester, autojump_clock, monkeypatch
+):
+    monkeypatch.setattr(settings.Settings, "transfers_of_peer", 2)
+    charged = []
+    requester.connection.charge_refusal = lambda: charged.append(1)
+    requester.send(*range(0, 5 * CHUNK, CHUNK))
+    answers = await requester.receive_answers()
+    codes = [answer.code for answer in answers.values() if isinstance(answer, peer_wire.Refuse)]
+    assert codes == len(charged) * [peer_wire.RefuseCode.BUSY] and len(charged) == 3
 
 
 @pytest.mark.expect_log("has failed")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expiry of leases, and limits of the lease table."""
 
+import collections
 import math
+import random
 import uuid
 
 from acstor_agent.core.images import replica_leases
@@ -71,6 +73,31 @@ def test_hosts_that_fill_the_lease_table_are_displaced_by_others():
     assert all(leases.has_lease(host, image(5000 + at)) for at, host in enumerate(honest))
     leases.end_expired(now_s=2000)
     assert not leases._charges and not leases._charged_to and not leases._counts
+
+
+def test_refusal_does_not_search_the_hosts_that_images_are_charged_to():
+    leases = replica_leases.Leases()
+    for number in range(replica_leases.MAX_IMAGES):
+        assert leases.grant_lease(ids.HostId(f"h{number % 512}"), image(number), 100, 0)
+    assert leases.grant_lease(ids.HostId("greedy"), image(5000), 100, 1)
+
+    class Unsearchable(collections.Counter):
+        def __iter__(self):
+            raise AssertionError("searched")
+
+    leases._charges = Unsearchable(leases._charges)
+    assert not leases.grant_lease(ids.HostId("greedy"), image(5001), 100, 1)
+
+
+def test_highest_charge_is_that_of_the_host_with_the_most_images():
+    leases, rng = replica_leases.Leases(max_images=40), random.Random(1)
+    for now_s in range(3000):
+        lease_s = rng.choice((0, 0, 5, 50))
+        leases.grant_lease(
+            ids.HostId(f"h{rng.randrange(9)}"), image(rng.randrange(60)), lease_s, now_s
+        )
+        leases.end_expired(now_s)
+        assert leases._highest_charge == max(leases._charges.values(), default=0)
 
 
 def test_image_without_a_lease_is_leased_by_no_host():

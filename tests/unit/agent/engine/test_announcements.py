@@ -100,7 +100,7 @@ def test_announcements_of_one_host_add_up():
     for bits in (1, 1, 2):
         known.add_holder(host(1), [(segment, bits)])
     known.add_holder(host(2), [(segment, 4)])
-    assert known.holders_of_segment(first) == [(host(1), 3), (host(2), 4)]
+    assert known.holders_of_segment(segment) == [(host(1), 3), (host(2), 4)]
     assert [*map(known.holders_of_chunk, (first, second, third))] == [
         [host(1)],
         [host(1)],
@@ -108,7 +108,7 @@ def test_announcements_of_one_host_add_up():
     ]
     assert known.list_announced() == [(segment, 7)]
     keys.forget_host(host(1))
-    assert known.holders_of_segment(first) == [(host(2), 4)]
+    assert known.holders_of_segment(segment) == [(host(2), 4)]
     known.clear()
     assert known.list_announced() == []
 
@@ -177,6 +177,15 @@ def test_each_announced_oid_costs_one_lookup_per_attached_image():
         found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
     assert few.core.counters.accepted_announcements == 10_000
     assert 15 < many.core.counters.accepted_announcements < 30
+
+
+def test_eviction_hint_is_forwarded_only_from_the_home_of_the_chunk(machine):
+    numbers = {name: machine.chunk_of(name) for name in ("h1", "h2", "h3")}
+    hinted = announced(*map(chunk, numbers.values()))
+    machine.announcement_received(H2, (), (), hinted)
+    [forwarded] = machine.got(actions.ForwardAnnouncement)
+    assert forwarded == (H2, (), [*announced(chunk(numbers["h2"]))])
+    assert not machine.announcement_received(H5, (), (), hinted)
 
 
 def test_evictions_beyond_the_allowance_are_ignored_until_it_refills(machine):

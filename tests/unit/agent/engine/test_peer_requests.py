@@ -308,7 +308,8 @@ def test_transfers_started_for_one_peer_are_bounded():
     machine = one_machine.Machine(transfers_of_peer=4)
     numbers = [machine.chunk_of("h1", skip) for skip in range(6)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
-    assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
+    refused = [(answer.failure, type(answer)) for answer in machine.answers()]
+    assert refused == [(Failure.BUSY, actions.SendExcessRefusal)] * 2
     machine.peer_disconnected("h2")  # its transfers still count
     machine.ask_me("h2", machine.request(numbers[5], "h2"))
     assert machine.answers()[0].failure is Failure.BUSY
@@ -320,7 +321,8 @@ def test_waiting_requests_of_one_peer_are_bounded():
     machine = one_machine.Machine(requests_of_peer=5)
     number = machine.chunk_of("h1")
     machine.ask_me("h2", *(machine.request(number, "h2", request_id=n) for n in range(1, 8)))
-    assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
+    refused = [(answer.failure, type(answer)) for answer in machine.answers()]
+    assert refused == [(Failure.BUSY, actions.SendExcessRefusal)] * 2
 
 
 def test_home_asks_the_former_home_then_the_outer_home_then_the_source():

@@ -294,7 +294,7 @@ def test_prefetch_request_is_refused_while_others_wait_for_the_uplink(machine, m
     assert not machine.answers()
     machine.ask_me("h2", machine.request(2, "h2", mode, urgency=later))
     (refused,) = machine.answers()
-    assert refused.failure is Failure.BUSY
+    assert refused.failure is Failure.BUSY and type(refused) is actions.SendRefusal  # not charged
     home = machine.request(3, "h2", Mode.HOME_ONLY, urgency=later)
     machine.ask_me("h2", home)  # a home queues requests of every priority
     assert not machine.answers()

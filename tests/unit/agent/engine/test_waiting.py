@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting guests: failures and load of other requests do not delay them."""
 
+import collections
 import gc
 import itertools
 import time
+import types
 import weakref
 
 import pytest
@@ -12,7 +14,9 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
+from acstor_agent.engine.data_structures import timers
 from acstor_agent.engine.fetch import prefetch_limits
+from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_preference
 from acstor_common import errors
 from acstor_common.model import ids
@@ -146,6 +150,25 @@ def test_retries_are_rate_limited_and_images_take_turns():
     assert len(tried) <= 1.1 * 200 * 10
     others = [at_s for at_s, ref in tried if ref.image_id == one_machine.OTHER]
     assert max(b - a for a, b in itertools.pairwise(others)) < 3.0
+
+
+def test_arrived_chunk_ends_the_oldest_pauses_without_visiting_the_others():
+    visited = []
+
+    class Watched(collections.OrderedDict):
+        def __iter__(self):
+            for pause in super().__iter__():
+                visited.append(pause)
+                yield pause
+
+    pauses = retries.Retries(timers.Timers())
+    pauses._waiting = Watched()
+    for number in range(1000):
+        paused = types.SimpleNamespace(first_ref=chunk(number), tries=1, retry=None)
+        pauses.pause_transfer(paused, 0.0)
+    pauses.chunk_became_available()
+    assert [pause.transfer.first_ref for pause in visited] == [*map(chunk, range(retries.WOKEN))]
+    assert len(pauses.due) == retries.WOKEN
 
 
 def test_full_queue_drops_only_readahead_of_the_largest_requester():
