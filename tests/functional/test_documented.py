@@ -104,6 +104,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def installed(host: Host) -> Host:
     """Run the commands of the guide for an installation by hand."""
+    host.type(documents.section("user/index.rst", "An agent without OpenStack", "install"))
     host.type(documents.section("install/index.rst", "A compute host", "install"))
     host.type(documents.section("install/index.rst", "A controller", "install"))
     host.type(documents.section("install/index.rst", "What the agent may do", "install"))
@@ -239,6 +240,9 @@ def test_documented_commands_replace_a_link_by_its_image(by_hand: Host) -> None:
 def test_documented_decision_commands_work(installed: Host) -> None:
     installed.host.path("/etc/acstor/acstor-decision.conf").write_text(DECISION)
     installed.type(documents.section("install/index.rst", "A controller", "acstor-decision-manage"))
+    installed.type(documents.section("install/index.rst", "A controller", "chown"))
+    owner = installed.type(["stat -c '%U %G' /var/lib/acstor-decision"])
+    assert owner == "acstor-decision acstor-decision\n"
     set_up = documents.section("admin/decision.rst", "Setting it up", "acstor-decision-manage")
     installed.type(["cd /root", "rm -rf compute7", *set_up])
     certificate = "openssl x509 -noout -ext subjectAltName -in /root/compute7/cert.pem"
