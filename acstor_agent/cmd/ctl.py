@@ -239,7 +239,7 @@ def _replies(path: str, request: control_wire.ControlRequest) -> Iterator[contro
                 for line in lines:
                     yield control_wire.decode_reply(line)
     except TimeoutError as e:
-        raise errors.AgentUnreachable(path, f"it was silent for {SILENCE_S:g} s") from e
+        raise errors.AgentUnreachable(path, f"no answer within {SILENCE_S:g} s") from e
     except OSError as e:
         raise errors.AgentUnreachable(path, e.strerror or str(e)) from e
 

@@ -471,7 +471,10 @@ def wait_subscribed(lab: cloud.Cloud) -> None:
 
 @contextlib.contextmanager
 def running(
-    lab: cloud.Cloud, sources: str = "glance", more: ini.Sections | None = None
+    lab: cloud.Cloud,
+    sources: str = "glance",
+    more: ini.Sections | None = None,
+    constants: tuned.Constants | None = None,
 ) -> Iterator[NovaHosts]:
     """Run the lab's compute hosts with acstor for the block.
 
@@ -480,6 +483,7 @@ def running(
 
     :param sources: of their agents
     :param more: further options of nova.conf
+    :param constants: constants of the agents
     """
     images = Images(lab, lab.folder / "acstor-glance")
     with contextlib.ExitStack() as stack:
@@ -493,6 +497,7 @@ def running(
                     ring_file=ring_file,
                     sources=sources,
                     peer_listen=f"{host.machine.address}:{port}",
+                    constants=constants,
                 )
             )
             found.append(Host(host, agent))

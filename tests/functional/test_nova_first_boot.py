@@ -26,6 +26,7 @@ from tests.fakes import nova_hosts
 from tests.lab import guest_files
 from tests.lab import guest_image
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import acstor_glance
@@ -54,7 +55,9 @@ def cluster(
     openstack_lab: cloud.Cloud, gateway: acstor_gateway.Gateway
 ) -> Iterator[nova_hosts.NovaHosts]:
     """Return the two compute hosts, whose agents find the gateway in Keystone's catalog."""
-    with nova_hosts.running(openstack_lab, sources="glance,gateway") as running:
+    # An emulated guest beside other tests has read nothing for a minute.
+    patient = {tuned.BOOT_IDLE_S: BOOTED_S}
+    with nova_hosts.running(openstack_lab, "glance,gateway", constants=patient) as running:
         yield running
 
 

@@ -134,4 +134,4 @@ def test_agent_that_hangs_is_reported(tmp_path, monkeypatch, capsys):
         hung.listen()
         assert ctl.main() == 1
     said = capsys.readouterr().err
-    assert "it was silent for 0.2 s" in said and ctl.REMEDY in said
+    assert "no answer within 0.2 s" in said and ctl.REMEDY in said
