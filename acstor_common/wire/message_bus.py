@@ -33,8 +33,8 @@ STOP_WAIT_S = 5.0  # longest wait for the broker on process exit
 WARNINGS = 30
 WARNINGS_S = 60.0  # at most WARNINGS warnings of bad messages in this time
 REPLY_S = 0
-"""For so long a reply to a queue that does not exist is tried again, in a thread of the server. A
-message can name any queue; a caller's exists."""
+"""Time for which a server repeats a reply whose queue does not exist; each repetition holds a
+thread, and a message can name any queue. The queue of a caller that waits exists."""
 THREADS, HOST_THREADS = 16, 4
 """Threads of a service and of a compute host's process that handle messages, per server; the pool
 starts all of them and ends none."""
@@ -112,7 +112,7 @@ def why_unreachable(error: Exception, transport: Any) -> str:
 
 
 def _remedy(text: str) -> str:
-    """Return what to do if other services declared a queue or exchange with other options."""
+    """Return the remedy for an error, a sentence after it; empty if none is known."""
     return f". {SAME_OPTIONS}" if "PRECONDITION_FAILED" in text else ""
 
 

@@ -31,7 +31,7 @@ OnAnnouncement = Callable[[ids.HostId, peer_wire.Notification], None]
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
 _USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
-"""Refusals that the requester caused, not this host's state; some BUSY ones, too."""
+"""Refusals that are charged to the requester; BUSY is only beyond its own limits."""
 MESSAGE_BYTES = 128  # overhead of a queued message
 ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
 """Reserved for an answer beside its chunk: enough for a refusal."""
